@@ -1,0 +1,149 @@
+"""Reads what the caller hands over, and builds the plan or says all that is wrong with it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.tree_util import keystr
+
+from jreshard._layout import LayoutError, layout_of_sharding
+from jreshard._leaves import LeafErrors, Path, match_shardings, paths_of
+from jreshard._mover import Target
+from jreshard._plan import Plan, Shape
+from jreshard._route import Leaf, Route
+from jreshard._sources import Source, alias_pattern, read_source
+from jreshard._transform import SourceTransform, Transform, cast_floating, device_sets
+
+
+def build_plan(
+    params: Any,
+    src_sharding: Any,
+    dst_sharding: Any,
+    *,
+    dtype: Any,
+    transform: Transform | None,
+    executes: bool,
+    replan: Callable[[Any], Plan],
+) -> Plan:
+    """The plan for a tree; see `jreshard.plan` for the arguments.
+
+    Args:
+        executes: whether the leaves must be arrays that can be moved now; otherwise `ShapeDtypeStruct`s and meshes
+            without devices will do.
+        replan: how the plan is made again for a tree whose leaves are shared in another way.
+    """
+    doing = "transfer" if executes else "plan"
+    dtype = _floating(dtype)
+    sources = _read_sources(params, src_sharding, LeafErrors(doing), executes)
+    pattern = alias_pattern(jax.tree.leaves(params))
+    shape = Shape(jax.tree.structure(params), tuple(sources), pattern)
+    applied, out_tree, made = None, params, sources
+    if transform is not None:
+        applied = _apply(transform, params, sources, dtype, LeafErrors(doing))
+        out_tree, made, pattern = applied.out_info, applied.sources, None
+    targets = _targets(out_tree, made, pattern, dst_sharding, dtype, LeafErrors(doing), executes)
+    return Plan(shape, jax.tree.structure(out_tree), targets, _routes(targets), applied, replan)
+
+
+def _floating(dtype: Any) -> Any:
+    if dtype is None:
+        return None
+    dtype = jnp.dtype(dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"dtype is {dtype}; expected a floating dtype: only floating leaves are cast")
+    return dtype
+
+
+def _read_sources(params: Any, src_sharding: Any, errors: LeafErrors, executes: bool) -> list[Source]:
+    wanted = match_shardings(src_sharding, params, "src_sharding", errors)
+    errors.raise_any()
+    sources = []
+    for (path, x), sharding in zip(jax.tree_util.tree_flatten_with_path(params)[0], wanted, strict=True):
+        source = read_source(x, sharding, path, errors, structs=not executes)
+        if source is None:
+            continue
+        sources.append(source)
+        if source.sharding is not None:
+            _check_sharding(source, source.sharding, "lies", path, errors, executes)
+    errors.raise_any()
+    return sources
+
+
+def _apply(
+    transform: Transform, params: Any, sources: Sequence[Source], dtype: Any, errors: LeafErrors
+) -> SourceTransform:
+    if len(sets := device_sets(sources)) > 1:
+        raise ValueError(f"transform runs as one program; the leaves lie on {len(sets)} different sets of devices")
+    applied = SourceTransform(transform, params, sources, dtype)
+    applied.check(errors)
+    errors.raise_any()
+    return applied
+
+
+def _targets(
+    tree: Any,
+    sources: Sequence[Source],
+    pattern: tuple[int, ...] | None,
+    dst_sharding: Any,
+    dtype: Any,
+    errors: LeafErrors,
+    executes: bool,
+) -> list[Target]:
+    wanted = match_shardings(dst_sharding, tree, "dst_sharding", errors)
+    errors.raise_any()
+    targets: list[Target] = []
+    first: dict[Any, int] = {}
+    for i, (path, source, dst) in enumerate(zip(paths_of(tree), sources, wanted, strict=True)):
+        if not isinstance(dst, NamedSharding):
+            errors.add(path, f"dst_sharding is {dst}; expected a NamedSharding", kind=TypeError)
+            continue
+        _check_sharding(source, dst, "is to go", path, errors, executes)
+        same_as = i if source.sharding is None else first.setdefault((pattern[i] if pattern else i, dst), i)
+        targets.append(
+            Target(
+                keystr(path), source.shape, cast_floating(source.dtype, dtype), source.sharding, source.dtype, dst, same_as
+            )
+        )
+    errors.raise_any()
+    return targets
+
+
+def _routes(targets: Sequence[Target]) -> list[Route]:
+    """The moving leaves, grouped by their pair of meshes."""
+    groups: dict[Any, list[Leaf]] = {}
+    for i, t in enumerate(targets):
+        if t.src is not None and t.same_as == i:
+            leaf = Leaf(i, t.path, t.shape, t.dtype, t.src, t.dst)
+            groups.setdefault((t.src.mesh, t.dst.mesh), []).append(leaf)
+    return [Route(src_mesh, dst_mesh, leaves) for (src_mesh, dst_mesh), leaves in groups.items()]
+
+
+def _check_sharding(
+    source: Source, sharding: NamedSharding, how: str, path: Path, errors: LeafErrors, executes: bool
+) -> None:
+    fault = _sharding_fault(sharding, executes)
+    if fault is None:
+        try:
+            layout_of_sharding(source.shape, sharding)
+        except LayoutError as error:
+            fault = str(error)
+    if fault is not None:
+        errors.add(path, f"{how} on {_brief(sharding)}: {fault}")
+
+
+def _sharding_fault(sharding: NamedSharding, executes: bool) -> str | None:
+    if not isinstance(sharding.mesh, Mesh):
+        return "the mesh is abstract; expected one with devices" if executes else None
+    if sharding.mesh.size == 0:
+        return "the mesh has no devices"
+    if executes and not sharding.is_fully_addressable:
+        return "it spans devices of other processes; this version moves arrays within one process"
+    return None
+
+
+def _brief(sharding: Sharding) -> str:
+    if isinstance(sharding, NamedSharding):
+        return f"mesh {dict(sharding.mesh.shape)} as {sharding.spec}"
+    return str(sharding)

@@ -1,0 +1,87 @@
+"""Checks of what is handed over with each execution. All run before anything moves."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import Array
+from jax.tree_util import keystr
+
+from jreshard._leaves import LeafErrors, paths_of
+from jreshard._mover import Target
+from jreshard._route import Route
+from jreshard._sources import Source, read_source
+
+TRANSPORTS = ("auto", "nccl", "p2p", "host")
+
+
+def check_options(timeout: float, transport: str, routes: Sequence[Route]) -> None:
+    """Refuses timeouts that are none, and transports that do not reach the devices."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout is {timeout!r}; expected seconds, a positive number")
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise ValueError(f"timeout is {timeout!r}; expected a finite positive number of seconds")
+    if transport not in TRANSPORTS:
+        raise ValueError(f"transport is {transport!r}; expected one of {', '.join(map(repr, TRANSPORTS))}")
+    platforms = sorted({getattr(device, "platform", "none") for route in routes for device in route.devices})
+    if platforms and platforms != ["cpu"]:
+        raise ValueError(f"the devices are of platform {', '.join(platforms)}; this version moves arrays of CPU devices")
+    if transport in ("nccl", "p2p"):
+        raise ValueError(f"transport {transport!r} needs GPUs; the devices are CPUs: use 'auto' or 'host'")
+
+
+def check_leaves(leaves: Sequence[Any], treedef: Any, params: Any, planned: Any, sources: Sequence[Source]) -> None:
+    """Refuses a tree other than the one that the plan was made for, naming every leaf that differs."""
+    errors = LeafErrors("execute")
+    if treedef != planned:
+        raise ValueError(f"execute: params has the structure {treedef}; the plan was made for {planned}")
+    for i, (x, planned_source) in enumerate(zip(leaves, sources, strict=True)):
+        if isinstance(x, Array) and _matches(x, planned_source):
+            continue
+        path = paths_of(params)[i]
+        source = read_source(x, planned_source.sharding, path, errors, structs=False)
+        if source is not None and source != planned_source:
+            errors.add(path, f"is {_short(source)}; the plan was made for {_short(planned_source)}")
+    errors.raise_any()
+
+
+def _matches(x: Array, planned: Source) -> bool:
+    if isinstance(x, jax.core.Tracer) or x.is_deleted():
+        return False
+    return x.shape == planned.shape and x.dtype == planned.dtype and x.sharding == planned.sharding
+
+
+def _short(source: Source) -> str:
+    where = "on the host" if source.sharding is None else f"on {source.sharding}"
+    return f"{source.dtype}{list(source.shape)} {where}"
+
+
+def check_into(into: Any, treedef: Any, targets: Sequence[Target], leaves: Sequence[Any]) -> list[Array]:
+    """The leaves of `into`, if each can give its memory to the result's leaf."""
+    old, old_treedef = jax.tree.flatten(into)
+    if old_treedef != treedef:
+        raise ValueError(f"into has the structure {old_treedef}; expected that of the result, {treedef}")
+    errors = LeafErrors("into")
+    owner: dict[int, int] = {}
+    sources = {id(x) for x in leaves}
+    for i, (x, target) in enumerate(zip(old, targets, strict=True)):
+        if fault := _into_fault(x, target, sources):
+            errors.add("into" + keystr(paths_of(into)[i]), *fault[:1], kind=fault[1])
+        elif (first := owner.setdefault(id(x), i)) != i and target.same_as != targets[first].same_as:
+            errors.add("into" + keystr(paths_of(into)[i]), f"is the same array as {targets[first].path}; expected its own")
+    errors.raise_any()
+    return old
+
+
+def _into_fault(x: Any, target: Target, sources: set[int]) -> tuple[str, type[Exception]] | None:
+    if not isinstance(x, Array) or isinstance(x, jax.core.Tracer):
+        return f"is a {type(x).__name__}; expected a jax.Array", TypeError
+    if x.shape == target.shape and x.dtype == target.dtype and x.sharding == target.dst:
+        if x.is_deleted():
+            return "is deleted (or was donated); expected a live array", ValueError
+        if id(x) in sources:
+            return "is also a leaf of params; expected another array", ValueError
+        return None
+    found = f"{x.dtype}{list(x.shape)} on {x.sharding}"
+    return f"is {found}; expected {target.dtype}{list(target.shape)} on {target.dst}", ValueError

@@ -1,0 +1,27 @@
+"""Every use of JAX that is private, or differs between versions, in one place.
+
+Tried on jax 0.10.2, 0.11.2 and 0.12.0.1.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+
+@contextmanager
+def own_tracing_context(mesh: Mesh) -> Iterator[None]:
+    """Traces our programs alike, whatever mesh or 64-bit mode the caller has set.
+
+    Without this, `shard_map` refuses a mesh other than the caller's, and 64-bit arrays that were made elsewhere would
+    be traced as 32-bit ones.
+    """
+    with jax.set_mesh(mesh), jax.enable_x64(True):
+        yield
+
+
+def is_tracer(x: Any) -> bool:
+    """Whether `x` stands for a value inside a traced function."""
+    return isinstance(x, jax.core.Tracer)

@@ -1,0 +1,123 @@
+"""Runs one route: dispatches its programs in the order in which nobody can wait in a circle."""
+
+import queue
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from jreshard._native import Exchange
+from jreshard._programs import Program, Programs
+from jreshard._route import Route
+
+
+class Engine:
+    """One route, ready to run as often as wanted.
+
+    Args:
+        route: what moves.
+        src_dtypes: the dtype of each leaf's source array.
+    """
+
+    def __init__(self, route: Route, src_dtypes: Sequence[Any]) -> None:
+        self._programs = Programs(route, src_dtypes)
+        self._exchange = Exchange(route.fingerprint, route.table, [str(device) for device in route.devices])
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        if exchange := self.__dict__.get("_exchange"):
+            exchange.close()
+
+    @cached_property
+    def _prepare(self) -> Program:
+        return self._programs.compile_prepare()
+
+    @cached_property
+    def _publish(self) -> Program:
+        return self._programs.compile_publish()
+
+    @cached_property
+    def _release(self) -> Program:
+        return self._programs.compile_release()
+
+    @cached_property
+    def _receive_new(self) -> Program:
+        return self._programs.compile_receive(into=False)
+
+    @cached_property
+    def _receive_into(self) -> Program:
+        return self._programs.compile_receive(into=True)
+
+    def compile(self, *, into: bool) -> None:
+        """Compiles whatever a run needs, so that a later run dispatches at once."""
+        with self._lock:
+            _ = self._publish, self._release, self._receive_into if into else self._receive_new
+            if self._programs.prepared:
+                _ = self._prepare
+
+    def prepare(self, arrays: list[Array]) -> list[Array]:
+        """The arrays to publish: the user's own, or what casts and conversions make of them."""
+        chosen = self._programs.prepared
+        if not chosen:
+            return arrays
+        arrays = list(arrays)
+        for i, made in zip(chosen, self._prepare(*(arrays[i] for i in chosen)), strict=True):
+            arrays[i] = made
+        return arrays
+
+    def run(self, published: Sequence[Array], into: Sequence[Array] | None, timeout: float) -> list[Array]:
+        """Moves the published arrays; returns at once with arrays that become ready, or fail, by the timeout."""
+        call = self._exchange.begin(timeout)
+        number = np.uint32(call)
+        try:
+            # The call's number is the only thing that comes from the host; it is not what a guard is set against.
+            with jax.transfer_guard("allow"):
+                token = self._publish(number, self._programs.src_rank, *published)
+                _watcher.watch(token, self._exchange, call)
+                if into is None:
+                    new: list[Array] = self._receive_new(number, self._programs.dst_rank)
+                else:
+                    new = self._receive_into(number, self._programs.dst_rank, *into)
+                self._release(number, self._programs.src_rank, *published)
+        except BaseException as error:
+            self._exchange.abort(call, f"jreshard: dispatching the transfer failed: {error}")
+            raise
+        return new
+
+
+class _Watcher:
+    """Fails a call whose source arrays fail: their program never runs, and the readers would wait for the timeout."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Array, Exchange, int]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._started = False
+
+    def watch(self, token: Array, exchange: Exchange, call: int) -> None:
+        """Sees to it that the call ends when `token` turns out to be an error."""
+        if token.is_ready():
+            _abort_if_failed(token, exchange, call)
+            return
+        with self._lock:
+            if not self._started:
+                threading.Thread(target=self._loop, name="jreshard-watcher", daemon=True).start()
+                self._started = True
+        self._queue.put((token, exchange, call))
+
+    def _loop(self) -> None:
+        while True:
+            _abort_if_failed(*self._queue.get())
+
+
+def _abort_if_failed(token: Array, exchange: Exchange, call: int) -> None:
+    try:
+        token.block_until_ready()
+    except Exception as error:  # whatever the source's computation raised is what the readers get
+        exchange.abort(call, f"jreshard: a source array failed: {error}")
+
+
+_watcher = _Watcher()

@@ -1,0 +1,92 @@
+"""The native core: loading the library, registering its FFI handlers, and the calls that Python makes.
+
+A plain shared library behind `ctypes` and `jax.ffi.pycapsule` needs no Python ABI: one build serves every Python
+version, and the handlers are all that XLA calls.
+"""
+
+import ctypes
+import itertools
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import jreshard
+
+PUBLISH, RECEIVE, RELEASE = "jreshard_publish", "jreshard_receive", "jreshard_release"
+
+_ERROR_BYTES = 1024
+_call_ids = itertools.count(1)
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The native library, with its FFI handlers registered.
+
+    Handlers are registered after the backend has started: a library that a backend refuses would otherwise keep it
+    from starting at all.
+
+    Raises:
+        ImportError: the package was not built.
+    """
+    found = [path for base in jreshard.__path__ if (path := Path(base) / "libjreshard_native.so").exists()]
+    if not found:
+        raise ImportError(f"libjreshard_native.so is not in {list(jreshard.__path__)}; install jreshard with pip")
+    lib = ctypes.CDLL(str(found[0]))
+    lib.jreshard_open.restype = ctypes.c_bool
+    lib.jreshard_open.argtypes = [
+        ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t,
+    ]  # fmt: skip
+    lib.jreshard_close.restype = None
+    lib.jreshard_close.argtypes = [ctypes.c_int64]
+    lib.jreshard_begin.restype = ctypes.c_bool
+    lib.jreshard_begin.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_double]
+    lib.jreshard_abort.restype = None
+    lib.jreshard_abort.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_char_p]
+    lib.jreshard_open_calls.restype = ctypes.c_int
+    lib.jreshard_open_calls.argtypes = [ctypes.c_int64]
+    jax.devices()
+    for target, symbol in ((PUBLISH, lib.jreshard_cpu_publish), (RECEIVE, lib.jreshard_cpu_receive),
+                           (RELEASE, lib.jreshard_cpu_release)):  # fmt: skip
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(symbol), platform="cpu")
+    return lib
+
+
+class Exchange:
+    """One plan's table of copies in the native core, until `close`.
+
+    Args:
+        key: what the compiled programs carry as their attribute; equal tables may share a key.
+        table: the words of `plan_words`.
+        rank_names: how errors name each rank.
+    """
+
+    def __init__(self, key: int, table: np.ndarray, rank_names: Sequence[str]) -> None:
+        self.key = key
+        self._lib = library()
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        names = "\n".join(name.replace("\n", " ") for name in rank_names).encode()
+        table = np.ascontiguousarray(table, np.int64)
+        if not self._lib.jreshard_open(key, table.ctypes.data, table.size, names, error, _ERROR_BYTES):
+            raise RuntimeError(f"jreshard: {error.value.decode()}")
+
+    def begin(self, timeout: float) -> int:
+        """Opens a call that fails by itself after `timeout` seconds, and returns its id."""
+        call = next(_call_ids) % 2**32
+        if not self._lib.jreshard_begin(self.key, call, timeout):
+            raise RuntimeError(f"jreshard: call {call} could not be opened")
+        return call
+
+    def abort(self, call: int, reason: str) -> None:
+        """Fails the call, if it is still open; whoever waits for it gets `reason` as the error."""
+        self._lib.jreshard_abort(self.key, call, reason.encode())
+
+    def open_calls(self) -> int:
+        """How many calls have not ended."""
+        return int(self._lib.jreshard_open_calls(self.key))
+
+    def close(self) -> None:
+        """Forgets the table, once calls that are under way have ended."""
+        self._lib.jreshard_close(self.key)

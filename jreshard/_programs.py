@@ -1,0 +1,194 @@
+"""The compiled programs of one route: prepare, publish, receive, release.
+
+Each runs over the user's own mesh, so that arrays pass straight in and out. They carry no declared side effects, which
+would cost JAX's fast dispatch path (some 15 µs an array); instead each returns something that is kept.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jreshard._compat import own_tracing_context
+from jreshard._layout import layout_of_sharding
+from jreshard._native import PUBLISH, RECEIVE, RELEASE
+from jreshard._route import Leaf, Route
+from jreshard._tables import CHUNK
+from jreshard._wire import Wire, bits_of
+
+Program = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A leaf as the programs see it."""
+
+    leaf: Leaf
+    wire: Wire
+    src_dtype: Any  # of the user's array; the cast to `leaf.dtype` comes first
+
+    @property
+    def prepared(self) -> bool:
+        """Whether another array than the user's own is published."""
+        return self.wire.converts or self.src_dtype != self.leaf.dtype
+
+    @property
+    def published_dtype(self) -> Any:
+        return self.wire.array_dtype if self.prepared else self.leaf.dtype
+
+    def prepare(self, x: Array) -> Array:
+        return self.wire.encode(x if self.src_dtype == self.leaf.dtype else x.astype(self.leaf.dtype))
+
+    def on_wire(self, x: Array) -> Array:
+        """The published array as the FFI call takes it: a PRNG key's words are its own memory."""
+        return self.wire.encode(x) if self.wire.tail else x
+
+
+class Programs:
+    """Compiles the programs of a route, each when it is first wanted.
+
+    Args:
+        route: the leaves and their moves; both meshes have devices.
+        src_dtypes: the dtype of each leaf's source array.
+    """
+
+    def __init__(self, route: Route, src_dtypes: Sequence[Any]) -> None:
+        self._items = [
+            _Item(leaf, route.moves_of(i).wire, dtype)
+            for i, (leaf, dtype) in enumerate(zip(route.leaves, src_dtypes, strict=True))
+        ]
+        self._key = np.int64(route.fingerprint)
+        self._src, self._dst = _auto(route.src_mesh), _auto(route.dst_mesh)
+        self.src_rank = _spread(self._src, route.src_ranks)
+        self.dst_rank = _spread(self._dst, route.dst_ranks)
+        self.prepared = [i for i, item in enumerate(self._items) if item.prepared]
+
+    def compile_prepare(self) -> Program:
+        """`(arrays of self.prepared…) -> [published arrays]`: casts and conversions, fused by XLA."""
+        items = [self._items[i] for i in self.prepared]
+
+        def prepare(*arrays: Array) -> list[Array]:
+            return [item.prepare(x) for item, x in zip(items, arrays, strict=True)]
+
+        args = [_struct(i.leaf.shape, i.src_dtype, self._src, i.leaf.src.spec) for i in items]
+        out = [NamedSharding(self._src, i.leaf.src.spec) for i in items]
+        return _compile(prepare, self._src, args, out_shardings=out)
+
+    def compile_publish(self) -> Program:
+        """`(call, src_rank, published arrays…) -> token`."""
+
+        def publish(call: Array, rank: Array, *arrays: Array) -> Array:
+            wires = [item.on_wire(x) for item, x in zip(self._items, arrays, strict=True)]
+            token = jax.ShapeDtypeStruct((), jnp.uint32)
+            for chunk, leaves in enumerate(_chunks(len(wires))):
+                call = _ffi(PUBLISH, token)(call, rank, *wires[leaves], key=self._key, chunk=np.int64(chunk))
+            return call
+
+        mapped = _shard_map(publish, self._src, self._source_specs(), PartitionSpec())
+        return _compile(mapped, self._src, self._source_args())
+
+    def compile_release(self) -> Program:
+        """`(call, src_rank, published arrays…) -> token`; while it runs, XLA keeps the arrays as they are."""
+
+        def release(call: Array, rank: Array, *_: Array) -> Any:
+            return _ffi(RELEASE, jax.ShapeDtypeStruct((), jnp.uint32))(call, rank, key=self._key)
+
+        mapped = _shard_map(release, self._src, self._source_specs(), PartitionSpec())
+        return _compile(mapped, self._src, self._source_args(), keep_unused=True)
+
+    def compile_receive(self, *, into: bool) -> Program:
+        """`(call, dst_rank[, old arrays…]) -> [new arrays]`; old arrays are donated and give their memory."""
+        specs = [item.leaf.dst.spec for item in self._items]
+        old_specs = specs if into else []
+        mapped = _shard_map(
+            self._receive_body, self._dst, [PartitionSpec(), PartitionSpec(self._dst.axis_names), *old_specs], specs
+        )
+        args = [_call_struct(self._dst), self.dst_rank]
+        if into:
+            args += [_struct(i.leaf.shape, i.leaf.dtype, self._dst, i.leaf.dst.spec) for i in self._items]
+        out = [NamedSharding(item.leaf.dst.mesh, item.leaf.dst.spec) for item in self._items]
+        donate = tuple(range(2, len(args)))
+        return _compile(mapped, self._dst, args, out_shardings=out, donate_argnums=donate, keep_unused=True)
+
+    def _receive_body(self, call: Array, rank: Array, *old: Array) -> list[Array]:
+        new: list[Array] = []
+        for chunk, leaves in enumerate(_chunks(len(self._items))):
+            items = self._items[leaves]
+            structs = [jax.ShapeDtypeStruct(_wire_shard(item), item.wire.array_dtype) for item in items]
+            reused = {j: item.wire.encode(x) for j, (item, x) in enumerate(zip(items, old[leaves])) if not item.wire.converts}
+            aliases = {2 + position: j for position, j in enumerate(reused)}
+            receive = _ffi(RECEIVE, structs, input_output_aliases=aliases)
+            wires = receive(call, rank, *reused.values(), key=self._key, chunk=np.int64(chunk))
+            new += [item.wire.decode(y) for item, y in zip(items, wires, strict=True)]
+        return new
+
+    def _source_specs(self) -> list[PartitionSpec]:
+        every_axis = PartitionSpec(self._src.axis_names)
+        return [PartitionSpec(), every_axis, *(item.leaf.src.spec for item in self._items)]
+
+    def _source_args(self) -> list[Any]:
+        arrays = [_struct(i.leaf.shape, i.published_dtype, self._src, i.leaf.src.spec) for i in self._items]
+        return [_call_struct(self._src), self.src_rank, *arrays]
+
+
+def _auto(mesh: Any) -> Mesh:
+    """The same devices and axis names without explicit axis types, which would type the programs' inner arrays."""
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+def _spread(mesh: Mesh, ranks: np.ndarray) -> Array:
+    """`uint32[devices]`, with each device's rank in its shard."""
+    return jax.device_put(ranks.astype(np.uint32), NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+
+
+def _chunks(count: int) -> list[slice]:
+    return [slice(begin, begin + CHUNK) for begin in range(0, count, CHUNK)]
+
+
+def _wire_shard(item: _Item) -> tuple[int, ...]:
+    return layout_of_sharding(item.leaf.shape + item.wire.tail, item.leaf.dst).shard_shape
+
+
+def _struct(shape: tuple[int, ...], dtype: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+
+def _call_struct(mesh: Mesh) -> jax.ShapeDtypeStruct:
+    return _struct((), jnp.uint32, mesh, PartitionSpec())
+
+
+_ffi = jax.ffi.ffi_call
+
+
+def _shard_map(fn: Program, mesh: Mesh, in_specs: Sequence[PartitionSpec], out_specs: Any) -> Program:
+    mapped: Program = partial(jax.shard_map, mesh=mesh, check_vma=False)(
+        fn, in_specs=tuple(in_specs), out_specs=out_specs
+    )
+    return mapped
+
+
+def _compile(fn: Program, mesh: Mesh, args: Sequence[Any], *, out_shardings: Any = None, **options: Any) -> Program:
+    """Compiles now, so that no call ever waits for a compilation in the midst of a transfer."""
+    jitted = jax.jit(fn, out_shardings=out_shardings, **options)
+    with own_tracing_context(mesh):
+        compiled = jitted.lower(*args).compile()
+    if not any(_is_sub_byte(arg.dtype) for arg in args):
+        return compiled
+
+    def call(*arrays: Any) -> Any:
+        # Compiled objects refuse arrays of less than a byte an element: JAX gives the two sides different layouts
+        # (`sub_byte_element_size_in_bits`). A jitted function takes them, in the context that it was lowered in.
+        with own_tracing_context(mesh):
+            return jitted(*arrays)
+
+    return call
+
+
+def _is_sub_byte(dtype: Any) -> bool:
+    return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and bits_of(np.dtype(dtype)) < 8

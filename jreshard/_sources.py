@@ -1,0 +1,105 @@
+"""What is handed over to be moved: which leaves are arrays on devices, which are values of the host, which are neither."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from jreshard._compat import is_tracer
+from jreshard._leaves import LeafErrors, Path
+
+HOST_TYPES = (bool, int, float, complex, np.ndarray, np.generic)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A leaf before it moves.
+
+    Attributes:
+        shape: the global shape.
+        dtype: its dtype, an extended one for PRNG keys.
+        sharding: where it lies; `None` for a value of the host.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    sharding: NamedSharding | None
+
+
+def read_source(x: Any, wanted: Sharding | None, path: Path, errors: LeafErrors, *, structs: bool) -> Source | None:
+    """The source that leaf `x` is, or `None` with its faults in `errors`.
+
+    Args:
+        x: the leaf.
+        wanted: where the caller says that it lies; `None` for wherever that is.
+        path: its key path.
+        errors: where faults are noted.
+        structs: whether a `ShapeDtypeStruct` will do.
+    """
+    if is_tracer(x):
+        message = "is a tracer; call transfer outside jit, on arrays that exist"
+        errors.add(path, message, kind=TypeError)
+    elif isinstance(x, Array):
+        if x.is_deleted():
+            errors.add(path, f"is deleted (or was donated); expected a live array of shape {x.shape}, dtype {x.dtype}")
+            return None
+        return _located(x, x.sharding, wanted, path, errors)
+    elif isinstance(x, jax.ShapeDtypeStruct):
+        if structs:
+            return _located(x, x.sharding or wanted, wanted, path, errors)
+        errors.add(path, f"is the placeholder {x}; expected an array, there is nothing to move", kind=TypeError)
+    elif isinstance(x, HOST_TYPES):
+        array = np.asarray(x)
+        return Source(array.shape, array.dtype, None)
+    else:
+        errors.add(path, f"is a {type(x).__name__}; expected a jax.Array, a NumPy array or a number", kind=TypeError)
+    return None
+
+
+def _located(
+    x: Any, sharding: Sharding | None, wanted: Sharding | None, path: Path, errors: LeafErrors
+) -> Source | None:
+    if sharding is None:
+        errors.add(path, f"is {x} without a sharding; give one, or src_sharding")
+        return None
+    if wanted is not None and not isinstance(wanted, NamedSharding):
+        errors.add(path, f"src_sharding is {wanted}; expected a NamedSharding", kind=TypeError)
+        return None
+    if wanted is not None and not _lies(x, sharding, wanted):
+        errors.add(path, f"lies on {sharding}; expected {wanted}, as src_sharding says")
+        return None
+    named = wanted or named_sharding(sharding)
+    if named is None:
+        errors.add(path, f"lies on {sharding}; expected a NamedSharding: give src_sharding", kind=TypeError)
+        return None
+    return Source(tuple(x.shape), x.dtype, named)
+
+
+def _lies(x: Any, sharding: Sharding, wanted: NamedSharding) -> bool:
+    if sharding == wanted:
+        return True
+    try:
+        return sharding.is_equivalent_to(wanted, len(x.shape))
+    except (ValueError, IndexError):  # a spec that does not fit the array; JAX has no gentler way to ask
+        return False
+
+
+def named_sharding(sharding: Sharding) -> NamedSharding | None:
+    """The same placement as a `NamedSharding`, where it is one or lies on one device."""
+    if isinstance(sharding, NamedSharding):
+        return sharding
+    if isinstance(sharding, SingleDeviceSharding):
+        mesh = Mesh(np.array(list(sharding.device_set)), ("device",))
+        return NamedSharding(mesh, PartitionSpec(), memory_kind=sharding.memory_kind)
+    return None
+
+
+def alias_pattern(leaves: Sequence[Any]) -> tuple[int, ...] | None:
+    """For each leaf the first place where the same object stands; `None` where all are distinct."""
+    first: dict[int, int] = {}
+    pattern = tuple(first.setdefault(id(leaf), i) for i, leaf in enumerate(leaves))
+    return None if len(first) == len(leaves) else pattern

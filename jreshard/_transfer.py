@@ -1,0 +1,159 @@
+"""The two public functions, and the cache that makes a repeated transfer cheap."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from jreshard._build import build_plan
+from jreshard._compat import is_tracer
+from jreshard._plan import Plan
+from jreshard._sources import alias_pattern
+from jreshard._transform import Transform
+
+_PLANS_KEPT = 64
+
+
+def transfer(
+    params: Any,
+    src_sharding: Any,
+    dst_sharding: Any,
+    *,
+    donate: bool = False,
+    into: Any = None,
+    dtype: Any = None,
+    transform: Transform | None = None,
+    verify: bool = False,
+    timeout: float = 300.0,
+    transport: str = "auto",
+) -> Any:
+    """Moves a tree of arrays to other shardings, on the same devices or on others.
+
+    Each byte that a destination device needs and does not hold is read once, from one source device that holds it.
+    Like all of JAX it returns at once; the arrays become ready later, or raise what went wrong when they are used.
+    Work queued on the arrays before is seen, work queued after sees the result.
+
+    Args:
+        params: any pytree of `jax.Array`s. NumPy arrays and Python numbers in it are placed on the destination.
+        src_sharding: where the arrays lie: one `NamedSharding` or a prefix tree of them; `None` for wherever they lie.
+        dst_sharding: where they go, likewise (but never `None`), matching the tree that `transform` returns.
+        donate: delete the source arrays; their memory is free once they have been read. If the transfer then fails,
+            the weights are lost.
+        into: an earlier result, or a tree like it. Its arrays are donated: the new ones take over their memory, and the
+            old ones are deleted, also if the transfer fails.
+        dtype: a floating dtype. Floating leaves are cast to it on the source side, before anything moves.
+        transform: a traceable function from `params` to the tree that is to arrive, compiled for the source devices.
+            Its identity is part of the cache key: pass the same function each time.
+        verify: compare position-dependent checksums of both sides; waits for the result.
+        timeout: seconds after which a transfer that has not ended fails, naming the devices that it waited for.
+        transport: `"auto"` or `"host"` on CPU devices.
+
+    Returns:
+        The tree, each leaf with exactly the sharding that `dst_sharding` gives it.
+
+    Raises:
+        ValueError: leaves, shardings or options that do not fit; every bad leaf is named by its path. Nothing has moved.
+        TypeError: likewise, where all the faults are ones of type.
+        VerificationError: with `verify`, the destination differs from the source.
+
+    Example:
+        >>> trainer = jax.make_mesh((2, 2), ("fsdp", "tp"), devices=jax.devices()[:4])  # doctest: +SKIP
+        >>> rollout = jax.make_mesh((2,), ("tp",), devices=jax.devices()[4:6])  # doctest: +SKIP
+        >>> src = NamedSharding(trainer, P("fsdp", "tp"))  # doctest: +SKIP
+        >>> dst = NamedSharding(rollout, P(None, "tp"))  # doctest: +SKIP
+        >>> weights = jreshard.transfer(params, src, dst)  # doctest: +SKIP
+        >>> weights = jreshard.transfer(params, src, dst, into=weights)  # doctest: +SKIP
+    """
+    plan_of = partial(_cached, src_sharding=src_sharding, dst_sharding=dst_sharding, dtype=dtype, transform=transform)
+    leaves, made = plan_of(params)
+    return made.execute_leaves(leaves, donate=donate, into=into, verify=verify, timeout=timeout, transport=transport)
+
+
+def plan(
+    params: Any, src_sharding: Any, dst_sharding: Any, *, dtype: Any = None, transform: Transform | None = None
+) -> Plan:
+    """What a transfer would do: its moves and figures, to look at, and to execute as often as wanted.
+
+    Args:
+        params: as for `transfer`; `jax.ShapeDtypeStruct`s will do.
+        src_sharding: as for `transfer`. Meshes may be abstract; source and destination devices are then distinct.
+        dst_sharding: likewise.
+        dtype: as for `transfer`.
+        transform: as for `transfer`.
+
+    Raises:
+        ValueError: as `transfer`.
+        TypeError: as `transfer`.
+
+    Example:
+        >>> trainer = jax.sharding.AbstractMesh((4,), ("fsdp",))
+        >>> rollout = jax.sharding.AbstractMesh((2,), ("tp",))
+        >>> w = jax.ShapeDtypeStruct((8, 8), np.float32)
+        >>> src = jax.NamedSharding(trainer, jax.P("fsdp"))
+        >>> dst = jax.NamedSharding(rollout, jax.P(None, "tp"))
+        >>> plan({"w": w}, src, dst).bytes_moved
+        256
+    """
+    def replan(params: Any) -> Plan:
+        return _cached(params, src_sharding=src_sharding, dst_sharding=dst_sharding, dtype=dtype, transform=transform)[1]
+
+    return build_plan(
+        params, src_sharding, dst_sharding, dtype=dtype, transform=transform, executes=False, replan=replan
+    )
+
+
+class _PlanCache:
+    """The plans used last, bounded."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> Plan | None:
+        with self._lock:
+            if found := self._plans.get(key):
+                self._plans.move_to_end(key)
+            return found
+
+    def put(self, key: Hashable, made: Plan) -> None:
+        with self._lock:
+            self._plans[key] = made
+            while len(self._plans) > self._capacity:
+                self._plans.popitem(last=False)
+
+
+_plans = _PlanCache(_PLANS_KEPT)
+
+
+def _cached(params: Any, **request: Any) -> tuple[list[Any], Plan]:
+    """The leaves of `params`, and the plan for trees like it."""
+    leaves, treedef = jax.tree.flatten(params)
+    key = (treedef, tuple(map(_leaf_key, leaves)), alias_pattern(leaves), *map(_prefix_key, request.values()))
+    found = _plans.get(key)
+    if found is None or _any_deleted(leaves):
+        found = build_plan(
+            params, executes=True, replan=lambda other: _cached(other, **request)[1], **request
+        )
+        _plans.put(key, found)
+    return leaves, found
+
+
+def _leaf_key(x: Any) -> Hashable:
+    if isinstance(x, Array) and not is_tracer(x):
+        return x.shape, x.dtype, x.sharding
+    return type(x), np.shape(x), getattr(x, "dtype", None)
+
+
+def _prefix_key(prefix: Any) -> Hashable:
+    leaves, treedef = jax.tree.flatten(prefix)
+    return treedef, tuple(leaves)
+
+
+def _any_deleted(leaves: list[Any]) -> bool:
+    return any(x.is_deleted() for x in leaves if isinstance(x, Array) and not is_tracer(x))

@@ -1,0 +1,103 @@
+#include "copy_plan.h"
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+
+namespace jreshard {
+namespace {
+
+class Reader {
+ public:
+  Reader(const int64_t* words, size_t count) : next_(words), end_(words + count) {}
+
+  int64_t word() {
+    if (next_ == end_) throw std::invalid_argument("the table of copies ends early");
+    return *next_++;
+  }
+  int64_t word_in(int64_t low, int64_t high, const char* what) {
+    int64_t value = word();
+    if (value < low || value >= high) {
+      throw std::invalid_argument(std::string("the table of copies has a bad ") + what + ": " + std::to_string(value));
+    }
+    return value;
+  }
+  size_t left() const { return static_cast<size_t>(end_ - next_); }
+
+ private:
+  const int64_t* next_;
+  const int64_t* end_;
+};
+
+constexpr int64_t kMax = int64_t{1} << 62;
+
+Copy read_copy(Reader& in, int64_t num_ranks) {
+  Copy copy;
+  copy.src_rank = static_cast<int32_t>(in.word_in(0, num_ranks, "source rank"));
+  copy.dst_rank = static_cast<int32_t>(in.word_in(0, num_ranks, "destination rank"));
+  copy.src_offset = in.word_in(0, kMax, "source offset");
+  copy.dst_offset = in.word_in(0, kMax, "destination offset");
+  copy.run = in.word_in(1, kMax, "run length");
+  copy.dims.resize(in.word_in(0, 64, "number of dims"));
+  for (Dim& dim : copy.dims) {
+    dim.extent = in.word_in(1, kMax, "extent");
+    dim.src_stride = in.word_in(0, kMax, "source stride");
+    dim.dst_stride = in.word_in(0, kMax, "destination stride");
+  }
+  return copy;
+}
+
+}  // namespace
+
+CopyPlan::CopyPlan(const int64_t* table, size_t words) {
+  Reader in(table, words);
+  // Every count is bounded by the words that are left, so that a bad table cannot ask for absurd memory.
+  const int64_t ranks = in.word_in(1, static_cast<int64_t>(in.left()) + 1, "number of ranks");
+  const int64_t leaves = in.word_in(0, static_cast<int64_t>(in.left()) + 1, "number of leaves");
+  const int64_t templates = in.word_in(0, static_cast<int64_t>(in.left()) + 1, "number of templates");
+  chunk_ = static_cast<int>(in.word_in(1, int64_t{1} << 30, "chunk size"));
+  for (int64_t r = 0; r < ranks; ++r) {
+    const int64_t role = in.word_in(0, 4, "role");
+    sends_.push_back(role & 1);
+    receives_.push_back(role & 2);
+  }
+  for (int64_t i = 0; i < leaves; ++i) {
+    leaf_template_.push_back(static_cast<int32_t>(in.word_in(0, templates, "template")));
+  }
+  templates_.resize(templates);
+  for (auto& copies : templates_) {
+    copies.resize(in.word_in(0, static_cast<int64_t>(in.left()) + 1, "number of copies"));
+    for (Copy& copy : copies) copy = read_copy(in, ranks);
+    std::stable_sort(copies.begin(), copies.end(),
+                     [](const Copy& a, const Copy& b) { return a.dst_rank < b.dst_rank; });
+  }
+  if (in.left()) throw std::invalid_argument("the table of copies has words left over");
+  index_sources();
+}
+
+CopyPlan::Span CopyPlan::copies(int leaf, int dst_rank) const {
+  const std::vector<Copy>& all = templates_[leaf_template_[leaf]];
+  auto before = [](const Copy& copy, int rank) { return copy.dst_rank < rank; };
+  auto first = std::lower_bound(all.begin(), all.end(), dst_rank, before);
+  auto last = std::lower_bound(first, all.end(), dst_rank + 1, before);
+  return {all.data() + (first - all.begin()), all.data() + (last - all.begin())};
+}
+
+void CopyPlan::index_sources() {
+  sources_.resize(static_cast<size_t>(num_chunks()) * num_ranks());
+  num_readers_.assign(num_ranks(), 0);
+  for (int chunk = 0; chunk < num_chunks(); ++chunk) {
+    std::vector<std::set<int>> seen(num_ranks());
+    std::set<int32_t> done;
+    for (int leaf = chunk_begin(chunk); leaf < chunk_end(chunk); ++leaf) {
+      if (!done.insert(leaf_template_[leaf]).second) continue;
+      for (const Copy& copy : templates_[leaf_template_[leaf]]) seen[copy.dst_rank].insert(copy.src_rank);
+    }
+    for (int rank = 0; rank < num_ranks(); ++rank) {
+      sources_[chunk * num_ranks() + rank].assign(seen[rank].begin(), seen[rank].end());
+      for (int source : seen[rank]) ++num_readers_[source];
+    }
+  }
+}
+
+}  // namespace jreshard

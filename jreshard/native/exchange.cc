@@ -1,0 +1,329 @@
+#include "exchange.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "strided_copy.h"
+#include "workers.h"
+
+namespace jreshard {
+namespace {
+
+constexpr size_t kFailuresKept = 64;
+// A chunk this small is copied by the thread that found it ready: handing it over would take longer.
+constexpr int64_t kInlineBytes = 256 << 10;
+// Big enough to hide the cost of a task, small enough to even out the threads' loads.
+constexpr int64_t kTaskBytes = 4 << 20;
+
+// Rows [begin, end) of a copy, and of each row the bytes [from, to).
+struct Piece {
+  const Copy* copy;
+  const char* src;
+  char* dst;
+  int64_t begin;
+  int64_t end;
+  int64_t from;
+  int64_t to;
+};
+
+// Collects pieces into tasks of some kTaskBytes.
+class TaskBuilder {
+ public:
+  void add(const Copy& copy, const char* src, char* dst) {
+    const int64_t rows = copy.rows();
+    const int64_t rows_a_piece = std::max<int64_t>(1, kTaskBytes / copy.run);
+    for (int64_t row = 0; row < rows; row += rows_a_piece) {
+      const int64_t end = std::min(rows, row + rows_a_piece);
+      for (int64_t from = 0; from < copy.run; from += kTaskBytes) {
+        const int64_t to = std::min(copy.run, from + kTaskBytes);
+        pieces_.push_back({&copy, src, dst, row, end, from, to});
+        bytes_ += (end - row) * (to - from);
+        if (bytes_ >= kTaskBytes) flush();
+      }
+    }
+  }
+  std::vector<std::vector<Piece>> take() {
+    flush();
+    return std::move(tasks_);
+  }
+
+ private:
+  void flush() {
+    if (!pieces_.empty()) tasks_.push_back(std::move(pieces_));
+    pieces_.clear();
+    bytes_ = 0;
+  }
+
+  std::vector<Piece> pieces_;
+  int64_t bytes_ = 0;
+  std::vector<std::vector<Piece>> tasks_;
+};
+
+void copy_pieces(const std::vector<Piece>& pieces) {
+  for (const Piece& p : pieces) copy_rows(*p.copy, p.src, p.dst, p.begin, p.end, p.from, p.to);
+}
+
+std::string join(const std::vector<std::string>& parts) {
+  std::string out;
+  for (const std::string& part : parts) out += (out.empty() ? "" : ", ") + part;
+  return out;
+}
+
+std::string seconds(double value) {
+  std::string text = std::to_string(value);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text + " s";
+}
+
+}  // namespace
+
+Exchange::Exchange(CopyPlan plan, std::vector<std::string> rank_names)
+    : plan_(std::move(plan)), rank_names_(std::move(rank_names)) {}
+
+bool Exchange::begin(CallId id, double timeout_s) {
+  const int ranks = plan_.num_ranks();
+  const int chunks = plan_.num_chunks();
+  auto call = std::make_shared<Call>();
+  call->sources.resize(ranks);
+  call->published.resize(ranks);
+  call->readers_left.resize(ranks);
+  call->releases.resize(ranks);
+  call->jobs.resize(static_cast<size_t>(chunks) * ranks);
+  call->timeout_s = timeout_s;
+  for (int rank = 0; rank < ranks; ++rank) {
+    call->readers_left[rank] = plan_.num_readers(rank);
+    if (plan_.sends(rank)) {
+      call->sources[rank].resize(plan_.num_leaves());
+      call->published[rank].assign(chunks, false);
+      ++call->events_left;
+    }
+    if (!plan_.receives(rank)) continue;
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      auto& job = call->jobs[chunk * ranks + rank];
+      job = std::make_unique<Job>();
+      job->sources_missing = static_cast<int>(plan_.sources(chunk, rank).size());
+      ++call->events_left;
+    }
+  }
+
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!calls_.emplace(id, call).second) return false;
+  const auto deadline =
+      Watchdog::Clock::now() + std::chrono::duration_cast<Watchdog::Clock::duration>(std::chrono::duration<double>(timeout_s));
+  call->deadline = Watchdog::shared().at(deadline, [self = shared_from_this(), id] {
+    CallPtr call = self->find(id);
+    if (call) self->abort(id, self->late(*call));
+  });
+  return true;
+}
+
+Exchange::CallPtr Exchange::find(CallId id) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = calls_.find(id);
+  return found == calls_.end() ? nullptr : found->second;
+}
+
+int Exchange::open_calls() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<int>(calls_.size());
+}
+
+std::string Exchange::why_closed(CallId id) const {
+  for (const auto& [failed, reason] : failures_) {
+    if (failed == id) return reason;
+  }
+  return "jreshard: this transfer is not under way (call " + std::to_string(id) + ")";
+}
+
+std::string Exchange::publish(CallId id, int rank, int chunk, const std::vector<const void*>& arrays) {
+  Deferred after;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = calls_.find(id);
+    if (found == calls_.end()) return why_closed(id);
+    const CallPtr call = found->second;
+    if (call->failed) return call->error;
+    std::copy(arrays.begin(), arrays.end(), call->sources[rank].begin() + plan_.chunk_begin(chunk));
+    call->published[rank][chunk] = true;
+    for (int reader = 0; reader < plan_.num_ranks(); ++reader) {
+      const std::vector<int>& sources = plan_.sources(chunk, reader);
+      if (!std::binary_search(sources.begin(), sources.end(), rank)) continue;
+      Job& waiting = job(*call, chunk, reader);
+      if (--waiting.sources_missing == 0 && waiting.started) start(id, call, chunk, reader, after);
+    }
+  }
+  for (auto& action : after) action();
+  return "";
+}
+
+void Exchange::receive(CallId id, int rank, int chunk, std::vector<void*> arrays, Done done) {
+  Deferred after;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = calls_.find(id);
+    if (found == calls_.end() || found->second->failed) {
+      std::string error = found == calls_.end() ? why_closed(id) : found->second->error;
+      after.push_back([done = std::move(done), error = std::move(error)] { done(&error); });
+    } else {
+      const CallPtr call = found->second;
+      Job& mine = job(*call, chunk, rank);
+      mine.started = true;
+      mine.arrays = std::move(arrays);
+      mine.done = std::move(done);
+      if (mine.sources_missing == 0) start(id, call, chunk, rank, after);
+    }
+  }
+  for (auto& action : after) action();
+}
+
+void Exchange::release(CallId id, int rank, Done done) {
+  std::string error;
+  bool ready = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = calls_.find(id);
+    if (found == calls_.end()) {
+      error = why_closed(id);
+    } else if (found->second->readers_left[rank] == 0 && !found->second->failed) {
+      const CallPtr call = found->second;
+      end_events(id, call, 1);
+      ready = true;
+    } else {
+      found->second->releases[rank] = std::move(done);
+      return;
+    }
+  }
+  done(ready ? nullptr : &error);
+}
+
+// With the lock held: every source of the job is there.
+void Exchange::start(CallId id, const CallPtr& call, int chunk, int rank, Deferred& after) {
+  job(*call, chunk, rank).copying = true;
+  ++call->copying;
+  after.push_back([this, self = shared_from_this(), id, call, chunk, rank] { run(id, call, chunk, rank); });
+}
+
+void Exchange::run(CallId id, const CallPtr& call, int chunk, int rank) {
+  Job& mine = job(*call, chunk, rank);
+  TaskBuilder builder;
+  int64_t bytes = 0;
+  for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
+    char* const dst = static_cast<char*>(mine.arrays[leaf - plan_.chunk_begin(chunk)]);
+    for (const Copy& copy : plan_.copies(leaf, rank)) {
+      builder.add(copy, static_cast<const char*>(call->sources[copy.src_rank][leaf]), dst);
+      bytes += copy.bytes();
+    }
+  }
+  std::vector<std::vector<Piece>> tasks = builder.take();
+  if (bytes <= kInlineBytes) {
+    for (const auto& pieces : tasks) copy_pieces(pieces);
+    finish(id, call, chunk, rank);
+    return;
+  }
+  mine.tasks_left = static_cast<int>(tasks.size());
+  std::vector<Workers::Task> work;
+  for (auto& pieces : tasks) {
+    work.push_back([this, self = shared_from_this(), id, call, chunk, rank, pieces = std::move(pieces)] {
+      if (!call->failed) copy_pieces(pieces);
+      if (--job(*call, chunk, rank).tasks_left == 0) finish(id, call, chunk, rank);
+    });
+  }
+  Workers::shared().submit(std::move(work));
+}
+
+void Exchange::finish(CallId id, const CallPtr& call, int chunk, int rank) {
+  Deferred after;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Job& mine = job(*call, chunk, rank);
+    mine.copying = false;
+    --call->copying;
+    if (call->failed) {
+      after.push_back([done = std::move(mine.done), error = call->error] { done(&error); });
+      if (call->copying == 0) close_failed(id, call, after);
+    } else {
+      int ended = 1;
+      after.push_back([done = std::move(mine.done)] { done(nullptr); });
+      for (int source : plan_.sources(chunk, rank)) {
+        if (--call->readers_left[source] > 0 || !call->releases[source]) continue;
+        after.push_back([done = std::move(call->releases[source])] { done(nullptr); });
+        call->releases[source] = nullptr;
+        ++ended;
+      }
+      end_events(id, call, ended);
+    }
+    mine.done = nullptr;
+  }
+  for (auto& action : after) action();
+}
+
+// With the lock held.
+void Exchange::end_events(CallId id, const CallPtr& call, int count) {
+  call->events_left -= count;
+  if (call->events_left == 0) close(id, call);
+}
+
+void Exchange::abort(CallId id, const std::string& reason) {
+  Deferred after;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = calls_.find(id);
+    if (found == calls_.end()) return;
+    if (!found->second->failed) fail(id, found->second, reason, after);
+  }
+  for (auto& action : after) action();
+}
+
+// With the lock held. Jobs whose copies run are told by finish(), when their memory is no longer written.
+void Exchange::fail(CallId id, CallPtr call, std::string reason, Deferred& after) {
+  call->error = std::move(reason);
+  call->failed = true;
+  for (auto& waiting : call->jobs) {
+    if (!waiting || waiting->copying || !waiting->done) continue;
+    after.push_back([done = std::move(waiting->done), error = call->error] { done(&error); });
+    waiting->done = nullptr;
+  }
+  if (call->copying == 0) close_failed(id, call, after);
+}
+
+// With the lock held. The call stays open until here, so that a release that comes late still waits for the copies.
+void Exchange::close_failed(CallId id, const CallPtr& call, Deferred& after) {
+  for (Done& waiting : call->releases) {
+    if (!waiting) continue;
+    after.push_back([done = std::move(waiting), error = call->error] { done(&error); });
+    waiting = nullptr;
+  }
+  failures_.emplace_back(id, call->error);
+  if (failures_.size() > kFailuresKept) failures_.pop_front();
+  close(id, call);
+}
+
+// With the lock held.
+void Exchange::close(CallId id, const CallPtr& call) {
+  Watchdog::shared().cancel(call->deadline);
+  calls_.erase(id);
+}
+
+// Names whom the call waits for.
+std::string Exchange::late(const Call& call) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::string> silent_sources, absent_readers;
+  for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
+    if (plan_.sends(rank) && std::count(call.published[rank].begin(), call.published[rank].end(), false)) {
+      silent_sources.push_back(rank_names_[rank]);
+    }
+    bool absent = false;
+    for (int chunk = 0; plan_.receives(rank) && chunk < plan_.num_chunks(); ++chunk) {
+      absent |= !call.jobs[chunk * plan_.num_ranks() + rank]->started;
+    }
+    if (absent) absent_readers.push_back(rank_names_[rank]);
+  }
+  std::string text = "jreshard: transfer timed out after " + seconds(call.timeout_s);
+  if (!silent_sources.empty()) text += "; source not published by " + join(silent_sources);
+  if (!absent_readers.empty()) text += "; destination not started on " + join(absent_readers);
+  if (silent_sources.empty() && absent_readers.empty()) text += " while copying";
+  return text;
+}
+
+}  // namespace jreshard

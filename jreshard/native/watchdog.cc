@@ -1,0 +1,56 @@
+#include "watchdog.h"
+
+#include <thread>
+
+namespace jreshard {
+
+Watchdog& Watchdog::shared() {
+  static Watchdog* const watchdog = new Watchdog();
+  return *watchdog;
+}
+
+Watchdog::Watchdog() {
+  std::thread([this] { loop(); }).detach();
+}
+
+Watchdog::Ticket Watchdog::at(Clock::time_point deadline, std::function<void()> action) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Ticket ticket{deadline, next_++};
+  const bool first = actions_.empty() || ticket < actions_.begin()->first;
+  actions_.emplace(ticket, std::move(action));
+  if (first) wake_.notify_one();
+  return ticket;
+}
+
+void Watchdog::cancel(const Ticket& ticket) {
+  std::function<void()> dropped;  // destroyed outside the lock: it may hold the last reference to its exchange
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = actions_.find(ticket);
+  if (found == actions_.end()) return;
+  dropped = std::move(found->second);
+  actions_.erase(found);
+}
+
+void Watchdog::loop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    if (actions_.empty()) {
+      wake_.wait(lock);
+      continue;
+    }
+    auto first = actions_.begin();
+    const Clock::time_point deadline = first->first.first;  // a copy: the entry may be gone while waiting
+    if (Clock::now() < deadline) {
+      wake_.wait_until(lock, deadline);
+      continue;
+    }
+    std::function<void()> action = std::move(first->second);
+    actions_.erase(first);
+    lock.unlock();
+    action();
+    action = nullptr;
+    lock.lock();
+  }
+}
+
+}  // namespace jreshard
