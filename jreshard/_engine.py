@@ -25,7 +25,7 @@ class Engine:
 
     def __init__(self, route: Route, src_dtypes: Sequence[Any]) -> None:
         self._programs = Programs(route, src_dtypes)
-        self._exchange = Exchange(route.fingerprint, route.table, [str(device) for device in route.devices])
+        self._exchange = Exchange(route.fingerprint, route.table, route.devices)
         self._lock = threading.Lock()
 
     def __del__(self) -> None:
@@ -76,13 +76,13 @@ class Engine:
         try:
             # The call's number is the only thing that comes from the host; it is not what a guard is set against.
             with jax.transfer_guard("allow"):
-                token = self._publish(number, self._programs.src_rank, *published)
+                token = self._publish(number, *published)
                 _watcher.watch(token, self._exchange, call)
                 if into is None:
-                    new: list[Array] = self._receive_new(number, self._programs.dst_rank)
+                    new: list[Array] = self._receive_new(number)
                 else:
-                    new = self._receive_into(number, self._programs.dst_rank, *into)
-                self._release(number, self._programs.src_rank, *published)
+                    new = self._receive_into(number, *into)
+                self._release(number, *published)
         except BaseException as error:
             self._exchange.abort(call, f"jreshard: dispatching the transfer failed: {error}")
             raise

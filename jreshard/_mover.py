@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -39,6 +40,17 @@ class Target:
     same_as: int
 
 
+@dataclass(frozen=True)
+class _Leg:
+    """A route made ready to run: its engine, and which of its leaves lie outside the memory that computations use."""
+
+    route: Route
+    engine: Engine
+    places: list[int]
+    far_sources: dict[int, NamedSharding]
+    far_targets: dict[int, NamedSharding]
+
+
 class Mover:
     """Moves trees that look alike, as often as wanted.
 
@@ -50,11 +62,13 @@ class Mover:
 
     def __init__(self, targets: Sequence[Target], routes: Sequence[Route], transform: SourceTransform | None) -> None:
         self._targets, self._routes, self._transform = targets, routes, transform
-        self._engines: list[Engine] | None = None
         self._lock = threading.Lock()
         self._host = [i for i, t in enumerate(targets) if t.src is None]
+        self._shared = [i for i, t in enumerate(targets) if t.same_as != i]
 
-    def run(self, leaves: Sequence[Any], into: Sequence[Array] | None, *, donate: bool, verify: bool, timeout: float) -> list[Array]:
+    def run(
+        self, leaves: Sequence[Any], into: Sequence[Array] | None, *, donate: bool, verify: bool, timeout: float
+    ) -> list[Array]:
         """The leaves of the result, in the order of the targets.
 
         Args:
@@ -64,35 +78,47 @@ class Mover:
             verify: compare checksums of both sides; waits for the result.
             timeout: seconds until a transfer that has not ended fails.
         """
-        engines = self._compiled(into=into is not None)
+        with self._lock:
+            legs = self._legs
+            for leg in legs:
+                leg.engine.compile(into=into is not None)
         made = leaves if self._transform is None else self._transform(leaves)
         if donate and self._transform is not None:
             _delete(leaves)
         out: list[Any] = [None] * len(self._targets)
-        for engine, route in zip(engines, self._routes, strict=True):
-            places = [leaf.index for leaf in route.leaves]
-            published = engine.prepare(_in_device_memory([made[i] for i in places]))
-            old = None if into is None else _in_device_memory([into[i] for i in places])
-            new = engine.run(published, old, timeout)
-            if verify:
-                self._compare(route, published, new)
-            for i, array in zip(places, new, strict=True):
-                out[i] = array
+        for leg in legs:
+            self._run_leg(leg, made, into, out, verify, timeout)
         self._place_host_values(made, out)
-        self._finish(out, into)
+        for i in self._shared:
+            out[i] = out[self._targets[i].same_as]
+        if into is not None:
+            _delete(into)
         if donate:
             _delete(made)
         return out
 
-    def _compiled(self, *, into: bool) -> list[Engine]:
-        """The engines, with every program compiled before anything is moved."""
-        with self._lock:
-            if self._engines is None:
-                dtypes = [[self._targets[leaf.index].src_dtype for leaf in route.leaves] for route in self._routes]
-                self._engines = [Engine(*args) for args in zip(self._routes, dtypes, strict=True)]
-        for engine in self._engines:
-            engine.compile(into=into)
-        return self._engines
+    @cached_property
+    def _legs(self) -> list[_Leg]:
+        return [self._leg(route) for route in self._routes]
+
+    def _leg(self, route: Route) -> _Leg:
+        places = [leaf.index for leaf in route.leaves]
+        engine = Engine(route, [self._targets[i].src_dtype for i in places])
+        sources = _far({i: leaf.src for i, leaf in enumerate(route.leaves)})
+        targets = _far({i: leaf.dst for i, leaf in enumerate(route.leaves)})
+        return _Leg(route, engine, places, sources, targets)
+
+    def _run_leg(
+        self, leg: _Leg, made: Sequence[Any], into: Sequence[Array] | None, out: list[Any], verify: bool, timeout: float
+    ) -> None:
+        sources = _put([made[i] for i in leg.places], {i: _near(s) for i, s in leg.far_sources.items()})
+        published = leg.engine.prepare(sources)
+        old = into and _put([into[i] for i in leg.places], {i: _near(s) for i, s in leg.far_targets.items()})
+        new = leg.engine.run(published, old, timeout)
+        if verify:
+            self._compare(leg.route, published, new)
+        for i, array in zip(leg.places, _put(new, leg.far_targets), strict=True):
+            out[i] = array
 
     def _compare(self, route: Route, published: Sequence[Array], new: Sequence[Array]) -> None:
         dtypes = [leaf.dtype for leaf in route.leaves]
@@ -113,37 +139,28 @@ class Mover:
         for i, array in zip(self._host, placed, strict=True):
             out[i] = array
 
-    def _finish(self, out: list[Any], into: Sequence[Array] | None) -> None:
-        """Puts results into the memory that their sharding names, shares those that are one array, drops the old."""
-        far = [i for i, t in enumerate(self._targets) if t.same_as == i and t.src is not None and not in_default_memory(t.dst)]
-        if far:
-            for i, array in zip(far, jax.device_put([out[i] for i in far], [self._targets[i].dst for i in far]), strict=True):
-                out[i] = array
-        for i, target in enumerate(self._targets):
-            if target.same_as != i:
-                out[i] = out[target.same_as]
-        if into is not None:
-            _delete(into)
+
+def _far(shardings: dict[int, NamedSharding]) -> dict[int, NamedSharding]:
+    """Those that name another memory than the one that computations use."""
+    return {i: s for i, s in shardings.items() if s.memory_kind not in (None, _default_memory(s))}
 
 
-def in_default_memory(sharding: NamedSharding) -> bool:
-    """Whether the sharding names the memory that computations use."""
-    device = next(iter(sharding.device_set))
-    return sharding.memory_kind in (None, device.default_memory().kind)
+def _near(sharding: NamedSharding) -> NamedSharding:
+    return sharding.with_memory_kind(_default_memory(sharding))
 
 
-def _in_device_memory(arrays: list[Array]) -> list[Array]:
-    """The same arrays, those in another memory of their devices copied to the default one."""
-    far = [i for i, x in enumerate(arrays) if not in_default_memory(x.sharding)]
-    if far:
-        near = [arrays[i].sharding.with_memory_kind(_default_kind(arrays[i])) for i in far]
-        for i, array in zip(far, jax.device_put([arrays[i] for i in far], near), strict=True):
-            arrays[i] = array
+def _default_memory(sharding: NamedSharding) -> str:
+    kind: str = next(iter(sharding.device_set)).default_memory().kind
+    return kind
+
+
+def _put(arrays: list[Array], shardings: dict[int, NamedSharding]) -> list[Array]:
+    """The arrays, those at the keys of `shardings` placed so."""
+    if shardings:
+        places = list(shardings)
+        for i, x in zip(places, jax.device_put([arrays[i] for i in places], list(shardings.values())), strict=True):
+            arrays[i] = x
     return arrays
-
-
-def _default_kind(x: Array) -> str:
-    return next(iter(x.sharding.device_set)).default_memory().kind
 
 
 def _cast_host(value: Any, dtype: Any) -> Any:

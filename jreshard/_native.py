@@ -4,6 +4,7 @@ A plain shared library behind `ctypes` and `jax.ffi.pycapsule` needs no Python A
 version, and the handlers are all that XLA calls.
 """
 
+import atexit
 import ctypes
 import itertools
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import jreshard
 PUBLISH, RECEIVE, RELEASE = "jreshard_publish", "jreshard_receive", "jreshard_release"
 
 _ERROR_BYTES = 1024
+_EXIT_SECONDS = 5.0
 _call_ids = itertools.count(1)
 
 
@@ -37,7 +39,8 @@ def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(found[0]))
     lib.jreshard_open.restype = ctypes.c_bool
     lib.jreshard_open.argtypes = [
-        ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t,
+        ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p,
+        ctypes.c_size_t,
     ]  # fmt: skip
     lib.jreshard_close.restype = None
     lib.jreshard_close.argtypes = [ctypes.c_int64]
@@ -45,8 +48,12 @@ def library() -> ctypes.CDLL:
     lib.jreshard_begin.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_double]
     lib.jreshard_abort.restype = None
     lib.jreshard_abort.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_char_p]
+    lib.jreshard_drain.restype = None
+    lib.jreshard_drain.argtypes = [ctypes.c_double]
     lib.jreshard_open_calls.restype = ctypes.c_int
     lib.jreshard_open_calls.argtypes = [ctypes.c_int64]
+    # Calls that are under way when Python ends must not outlive the memory that the backend frees.
+    atexit.register(lib.jreshard_drain, _EXIT_SECONDS)
     jax.devices()
     for target, symbol in ((PUBLISH, lib.jreshard_cpu_publish), (RECEIVE, lib.jreshard_cpu_receive),
                            (RELEASE, lib.jreshard_cpu_release)):  # fmt: skip
@@ -60,16 +67,19 @@ class Exchange:
     Args:
         key: what the compiled programs carry as their attribute; equal tables may share a key.
         table: the words of `plan_words`.
-        rank_names: how errors name each rank.
+        devices: the device of each rank.
     """
 
-    def __init__(self, key: int, table: np.ndarray, rank_names: Sequence[str]) -> None:
+    def __init__(self, key: int, table: np.ndarray, devices: Sequence[jax.Device]) -> None:
         self.key = key
         self._lib = library()
         error = ctypes.create_string_buffer(_ERROR_BYTES)
-        names = "\n".join(name.replace("\n", " ") for name in rank_names).encode()
+        names = "\n".join(map(str, devices)).encode()
+        ordinals = np.array([device.local_hardware_id for device in devices], np.int32)
         table = np.ascontiguousarray(table, np.int64)
-        if not self._lib.jreshard_open(key, table.ctypes.data, table.size, names, error, _ERROR_BYTES):
+        if not self._lib.jreshard_open(
+            key, table.ctypes.data, table.size, ordinals.ctypes.data, names, error, _ERROR_BYTES
+        ):
             raise RuntimeError(f"jreshard: {error.value.decode()}")
 
     def begin(self, timeout: float) -> int:

@@ -65,8 +65,6 @@ class Programs:
         ]
         self._key = np.int64(route.fingerprint)
         self._src, self._dst = _auto(route.src_mesh), _auto(route.dst_mesh)
-        self.src_rank = _spread(self._src, route.src_ranks)
-        self.dst_rank = _spread(self._dst, route.dst_ranks)
         self.prepared = [i for i, item in enumerate(self._items) if item.prepared]
 
     def compile_prepare(self) -> Program:
@@ -81,70 +79,64 @@ class Programs:
         return _compile(prepare, self._src, args, out_shardings=out)
 
     def compile_publish(self) -> Program:
-        """`(call, src_rank, published arrays…) -> token`."""
+        """`(call, published arrays…) -> token`."""
 
-        def publish(call: Array, rank: Array, *arrays: Array) -> Array:
+        def publish(call: Array, *arrays: Array) -> Array:
             wires = [item.on_wire(x) for item, x in zip(self._items, arrays, strict=True)]
             token = jax.ShapeDtypeStruct((), jnp.uint32)
             for chunk, leaves in enumerate(_chunks(len(wires))):
-                call = _ffi(PUBLISH, token)(call, rank, *wires[leaves], key=self._key, chunk=np.int64(chunk))
+                call = _ffi(PUBLISH, token)(call, *wires[leaves], key=self._key, chunk=np.int64(chunk))
             return call
 
         mapped = _shard_map(publish, self._src, self._source_specs(), PartitionSpec())
         return _compile(mapped, self._src, self._source_args())
 
     def compile_release(self) -> Program:
-        """`(call, src_rank, published arrays…) -> token`; while it runs, XLA keeps the arrays as they are."""
+        """`(call, published arrays…) -> token`; while it runs, XLA keeps the arrays as they are."""
 
-        def release(call: Array, rank: Array, *_: Array) -> Any:
-            return _ffi(RELEASE, jax.ShapeDtypeStruct((), jnp.uint32))(call, rank, key=self._key)
+        def release(call: Array, *_: Array) -> Any:
+            return _ffi(RELEASE, jax.ShapeDtypeStruct((), jnp.uint32))(call, key=self._key)
 
         mapped = _shard_map(release, self._src, self._source_specs(), PartitionSpec())
         return _compile(mapped, self._src, self._source_args(), keep_unused=True)
 
     def compile_receive(self, *, into: bool) -> Program:
-        """`(call, dst_rank[, old arrays…]) -> [new arrays]`; old arrays are donated and give their memory."""
+        """`(call[, old arrays…]) -> [new arrays]`; old arrays are donated and give their memory."""
         specs = [item.leaf.dst.spec for item in self._items]
         old_specs = specs if into else []
         mapped = _shard_map(
-            self._receive_body, self._dst, [PartitionSpec(), PartitionSpec(self._dst.axis_names), *old_specs], specs
+            self._receive_body, self._dst, [PartitionSpec(), *old_specs], specs
         )
-        args = [_call_struct(self._dst), self.dst_rank]
+        args = [_call_struct(self._dst)]
         if into:
             args += [_struct(i.leaf.shape, i.leaf.dtype, self._dst, i.leaf.dst.spec) for i in self._items]
         out = [NamedSharding(item.leaf.dst.mesh, item.leaf.dst.spec) for item in self._items]
-        donate = tuple(range(2, len(args)))
+        donate = tuple(range(1, len(args)))
         return _compile(mapped, self._dst, args, out_shardings=out, donate_argnums=donate, keep_unused=True)
 
-    def _receive_body(self, call: Array, rank: Array, *old: Array) -> list[Array]:
+    def _receive_body(self, call: Array, *old: Array) -> list[Array]:
         new: list[Array] = []
         for chunk, leaves in enumerate(_chunks(len(self._items))):
             items = self._items[leaves]
             structs = [jax.ShapeDtypeStruct(_wire_shard(item), item.wire.array_dtype) for item in items]
             reused = {j: item.wire.encode(x) for j, (item, x) in enumerate(zip(items, old[leaves])) if not item.wire.converts}
-            aliases = {2 + position: j for position, j in enumerate(reused)}
+            aliases = {1 + position: j for position, j in enumerate(reused)}
             receive = _ffi(RECEIVE, structs, input_output_aliases=aliases)
-            wires = receive(call, rank, *reused.values(), key=self._key, chunk=np.int64(chunk))
+            wires = receive(call, *reused.values(), key=self._key, chunk=np.int64(chunk))
             new += [item.wire.decode(y) for item, y in zip(items, wires, strict=True)]
         return new
 
     def _source_specs(self) -> list[PartitionSpec]:
-        every_axis = PartitionSpec(self._src.axis_names)
-        return [PartitionSpec(), every_axis, *(item.leaf.src.spec for item in self._items)]
+        return [PartitionSpec(), *(item.leaf.src.spec for item in self._items)]
 
     def _source_args(self) -> list[Any]:
         arrays = [_struct(i.leaf.shape, i.published_dtype, self._src, i.leaf.src.spec) for i in self._items]
-        return [_call_struct(self._src), self.src_rank, *arrays]
+        return [_call_struct(self._src), *arrays]
 
 
 def _auto(mesh: Any) -> Mesh:
     """The same devices and axis names without explicit axis types, which would type the programs' inner arrays."""
     return Mesh(mesh.devices, mesh.axis_names)
-
-
-def _spread(mesh: Mesh, ranks: np.ndarray) -> Array:
-    """`uint32[devices]`, with each device's rank in its shard."""
-    return jax.device_put(ranks.astype(np.uint32), NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
 
 
 def _chunks(count: int) -> list[slice]:

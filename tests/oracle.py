@@ -91,8 +91,11 @@ def poison(value: np.ndarray) -> np.ndarray:
 
 
 def put(value: Any, sharding: Any) -> Any:
-    """`value` on `sharding`, in memory of its own (never the NumPy array's)."""
-    return jax.device_put(value, sharding, may_alias=False)
+    """`value` on `sharding`, in memory of its own.
+
+    On CPU the first device_put may lend the NumPy array's memory to all devices, and JAX never donates lent memory.
+    """
+    return jax.device_put(jax.device_put(value, sharding), sharding, may_alias=False)
 
 
 def wrapped_keys(data: np.ndarray, impl: str) -> jax.Array:

@@ -1,3 +1,4 @@
+import importlib.util
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jreshard.cli import main
 from jreshard.cli.meshes import disjoint_meshes
 from jreshard.demo import layout, outcome, policy, task
 from jreshard.demo.loop import Loop
@@ -52,7 +54,7 @@ def test_advantages_compare_within_a_group_only():
 
 
 @pytest.mark.parametrize(
-    ("rewards", "rose"),
+    ("rewards", "succeeds"),
     [
         ([0.1] * 20, False),
         ([0.1] * 10 + [0.5] * 10, False),
@@ -62,8 +64,16 @@ def test_advantages_compare_within_a_group_only():
         ([1.0], False),
     ],
 )
-def test_rose_asks_for_a_lasting_rise(rewards, rose):
-    assert outcome.rose(rewards) is rose
+def test_success_takes_a_lasting_rise(rewards, succeeds):
+    failures = outcome.failures(rewards, weights_identical=True)
+    assert (not failures) is succeeds
+    assert all("reward rose by" in failure for failure in failures)
+
+
+def test_success_takes_identical_weights():
+    assert outcome.failures([0.1] * 10 + [0.9] * 10, weights_identical=False) == [
+        "the rollout weights differ from the trainer's"
+    ]
 
 
 def test_identical_compares_bits():
@@ -122,7 +132,18 @@ def test_short_run_reports_and_draws_but_does_not_succeed(tmp_path):
     assert "4/4" in result.stderr  # the progress bar
     for part in ("reward 0.", "refit ", " MB"):
         assert part in result.stderr
-    assert "demo failed: the reward rose by less than" in result.stderr
+    assert "demo failed: the reward rose by" in result.stderr
     assert "refits    4, median" in result.stdout
     assert "identical in every bit" in result.stdout
     assert picture.read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_missing_extras_are_named(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["demo"]) == 2
+    assert 'pip install "jreshard[demo]"' in capsys.readouterr().err
+
+
+def test_a_picture_without_a_place_is_refused_before_the_run(tmp_path, capsys):
+    assert main(["demo", "--plot", str(tmp_path / "missing" / "run.png")]) == 2
+    assert "no such directory" in capsys.readouterr().err

@@ -62,14 +62,14 @@ def refused(*fragments: str, params, src=None, dst=None, clean: bool = True, **o
 def test_sharding_tree_without_a_leaf(side):
     good = source() if side == "src" else destination()
     tree = {"good": good, "layers": [{"w": good}]}
-    refused("['layers'][0]['b']", params=params_on_source(), **{side: tree})
+    refused("['layers'][0]", "'b'", params=params_on_source(), **{side: tree})
 
 
 @pytest.mark.parametrize("side", ["src", "dst"])
 def test_sharding_tree_with_a_leaf_too_many(side):
     good = source() if side == "src" else destination()
     tree = {"good": good, "layers": [{"w": good, "b": good, "typo": good}]}
-    refused("['layers'][0]['typo']", params=params_on_source(), **{side: tree})
+    refused("['layers'][0]", "'typo'", params=params_on_source(), **{side: tree})
 
 
 @pytest.mark.parametrize("side", ["src", "dst"])
@@ -79,10 +79,13 @@ def test_sharding_tree_of_other_length(side):
 
 
 def test_sharding_tree_of_another_container():
+    """Containers match by their keys; where the keys differ, both containers are named."""
     good = destination()
-    message = refused("['layers']", params=params_on_source(), dst={"good": good, "layers": (good,)})
+    moved = jreshard.transfer(params_on_source(), source(), {"good": good, "layers": (good,)})
+    assert_tree_holds(moved, host_params(), good)
+    message = refused("['layers']", params=params_on_source(), dst={"good": good, "layers": {"w": good}})
     assert "list" in message
-    assert "tuple" in message
+    assert "dict" in message
 
 
 def test_sharding_tree_deeper_than_the_params():
@@ -95,7 +98,7 @@ def test_all_unmapped_leaves_are_listed():
     """Not only the first one, and not only in a log."""
     params = {name: put(values((8,)), source()) for name in ("a", "b", "good")}
     dst = {"good": destination(), "x": destination(), "y": destination()}
-    refused("['a']", "['b']", "['x']", "['y']", params=params, dst=dst)
+    refused("'a'", "'b'", "'x'", "'y'", params=params, dst=dst)
 
 
 def test_leaf_without_a_destination():
@@ -156,7 +159,9 @@ def elsewhere(kind: str) -> NamedSharding:
 @pytest.mark.parametrize("kind", ["other devices", "other spec", "other order", "fewer devices", "replicated"])
 def test_array_that_lies_elsewhere(kind):
     params = params_on_source() | {"moved": put(values(SHAPE), elsewhere(kind))}
-    refused("['moved']", params=params)
+    message = refused("['moved']", params=params)
+    if kind == "other devices":  # equal in all but their devices: these must be told, else both sides read alike
+        assert re.search(r"\b[4-7]\b", message), message
 
 
 def test_array_on_one_device_that_should_be_on_four():
@@ -249,17 +254,21 @@ def test_faults_of_different_kinds_are_listed_together():
 # --- shardings -------------------------------------------------------------------------------------------------------
 
 
+def names_a_spec(message: str) -> bool:
+    return re.search(r"PartitionSpec|\bP\(", message) is not None
+
+
 @pytest.mark.parametrize("side", ["src", "dst"])
 def test_bare_partition_spec(side):
     """A spec without a mesh says on which axes, not on which devices."""
     for spec in (P("x"), P(), {"good": P("x"), "layers": P()}):
-        message = refused("PartitionSpec", params=params_on_source(), clean=False, **{side: spec})
-        assert "NamedSharding" in message
+        message = refused("NamedSharding", params=params_on_source(), clean=False, **{side: spec})
+        assert names_a_spec(message), message
 
 
 def test_bare_partition_spec_in_a_tree_is_named():
     dst = {"good": destination(), "layers": [{"w": P("a"), "b": destination()}]}
-    refused("['layers'][0]['w']", "PartitionSpec", params=params_on_source(), dst=dst)
+    assert names_a_spec(refused("['layers'][0]['w']", params=params_on_source(), dst=dst))
 
 
 @pytest.mark.parametrize("side", ["src", "dst"])
@@ -307,9 +316,9 @@ def test_plan_refuses_what_transfer_refuses():
     odd = {"odd": put(values((8, 7)), source())}
     with pytest.raises(REFUSED, match=r"\['odd'\]"):
         jreshard.plan(params | odd, source(), named(destination().mesh, None, "a"))
-    with pytest.raises(REFUSED, match=r"\['layers'\]"):
+    with pytest.raises(REFUSED, match="'layers'"):
         jreshard.plan(params, source(), {"good": destination()})
-    with pytest.raises(REFUSED, match="PartitionSpec"):
+    with pytest.raises(REFUSED, match="NamedSharding"):
         jreshard.plan(params, source(), P("a"))
     works()
 

@@ -16,7 +16,7 @@ from jreshard.cli.meshes import disjoint_meshes
 if TYPE_CHECKING:
     from jreshard.demo.loop import Loop, Step
 
-DEFAULT_STEPS = 150
+DEFAULT_STEPS = 120
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -78,11 +78,10 @@ def _conclude(loop: "Loop", steps: "Sequence[Step]") -> int:
     print(f"refits    {len(steps)}, median {1e3 * statistics.median(step.refit_seconds for step in steps):.1f} ms")
     print(f"bytes     {loop.plan.bytes_moved:,} between devices in each refit")
     print(f"weights   {'identical in every bit' if identical else 'DIFFERENT'} on trainer and rollout mesh")
-    if not outcome.rose(rewards):
-        print(f"demo failed: the reward rose by less than {outcome.MIN_RISE}; give it more --steps", file=sys.stderr)
-    if not identical:
-        print("demo failed: the rollout weights differ from the trainer's", file=sys.stderr)
-    return 0 if outcome.rose(rewards) and identical else 1
+    failures = outcome.failures(rewards, identical)
+    for failure in failures:
+        print(f"demo failed: {failure}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def _positive(text: str) -> int:

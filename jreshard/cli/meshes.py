@@ -34,8 +34,9 @@ def _find_devices(count: int) -> list[jax.Device]:
         devices = jax.devices()
         if len(devices) < count:
             devices = jax.devices("cpu")
-    except RuntimeError as error:
-        raise UsageError(f"{count} devices are needed: {error}") from error
+    except (RuntimeError, AssertionError) as error:  # the latter, without a message, if JAX_PLATFORMS names no platform
+        reason = " ".join(str(error).split()) or "no usable platform"
+        raise UsageError(f"{count} devices are needed, and JAX cannot start them: {reason}") from error
     if len(devices) < count:
         raise UsageError(f"{count} devices are needed, and JAX has {len(devices)} ({devices[0].platform})")
     return devices[:count]

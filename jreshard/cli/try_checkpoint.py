@@ -20,7 +20,7 @@ from jreshard.cli.meshes import disjoint_meshes
 from jreshard.cli.placement import partition_spec
 from jreshard.cli.timing import median_seconds, timed
 
-REPEATS = 5
+REPEATS = 9
 #: A broken move is wrong almost everywhere; this many places tell the story.
 MAX_REPORTED = 10
 LABEL_WIDTH = 22

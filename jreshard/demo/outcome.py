@@ -17,17 +17,23 @@ def start_and_end(rewards: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(rewards[:WINDOW])), float(np.mean(rewards[-WINDOW:]))
 
 
-def rose(rewards: Sequence[float]) -> bool:
-    """Say whether the reward ended well above its start."""
+def failures(rewards: Sequence[float], weights_identical: bool) -> list[str]:
+    """Return what keeps a run from being a success, in words; nothing if it is one."""
     start, end = start_and_end(rewards)
-    return end - start >= MIN_RISE
+    found = []
+    if end - start < MIN_RISE:
+        found.append(f"the reward rose by {end - start:.2f}, less than {MIN_RISE}: give it more --steps")
+    if not weights_identical:
+        found.append("the rollout weights differ from the trainer's")
+    return found
 
 
 def identical(left: Any, right: Any) -> bool:
     """Say whether two trees of arrays have the same structure, shapes, types and bits."""
-    left_leaves, left_structure = jax.tree.flatten(left)
-    right_leaves, right_structure = jax.tree.flatten(right)
-    return bool(left_structure == right_structure) and all(map(_same_bits, left_leaves, right_leaves))
+    structures: list[Any] = [jax.tree.structure(left), jax.tree.structure(right)]
+    if structures[0] != structures[1]:
+        return False
+    return all(map(_same_bits, jax.tree.leaves(left), jax.tree.leaves(right)))
 
 
 def _same_bits(left_array: Any, right_array: Any) -> bool:

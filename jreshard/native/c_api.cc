@@ -1,9 +1,11 @@
 // What Python calls through ctypes. Errors come back as text in `error` (truncated to fit); no exception passes.
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <map>
 #include <mutex>
 #include <sstream>
+#include <thread>
 
 #include "registry.h"
 
@@ -13,7 +15,7 @@ namespace jreshard {
 namespace {
 
 struct Entry {
-  std::shared_ptr<Exchange> exchange;
+  Opened opened;
   int users = 0;
 };
 
@@ -34,6 +36,14 @@ std::vector<std::string> split_lines(const char* text) {
   return lines;
 }
 
+// Forgets the exchanges that nobody holds, once their calls have ended: programs that still run look them up.
+void sweep() {
+  for (auto it = registry().begin(); it != registry().end();) {
+    const bool idle = it->second.users == 0 && it->second.opened.exchange->open_calls() == 0;
+    it = idle ? registry().erase(it) : std::next(it);
+  }
+}
+
 void write_error(const char* what, char* error, size_t capacity) {
   std::strncpy(error, what, capacity - 1);
   error[capacity - 1] = '\0';
@@ -41,27 +51,32 @@ void write_error(const char* what, char* error, size_t capacity) {
 
 }  // namespace
 
-std::shared_ptr<Exchange> find_exchange(int64_t key) {
+Opened find_exchange(int64_t key) {
   std::lock_guard<std::mutex> lock(registry_mutex());
   auto found = registry().find(key);
-  return found == registry().end() ? nullptr : found->second.exchange;
+  return found == registry().end() ? Opened{} : found->second.opened;
 }
 
 }  // namespace jreshard
 
 using jreshard::Exchange;
 
-// Opens the exchange `key`, or counts one more user of it. Returns false and writes `error` where the table is bad.
-JRESHARD_EXPORT bool jreshard_open(int64_t key, const int64_t* table, size_t words, const char* rank_names, char* error,
-                                   size_t capacity) {
+// Opens the exchange `key`, or counts one more user of it. `ordinals` has each rank's device ordinal in this process.
+// Returns false and writes `error` where the table is bad.
+JRESHARD_EXPORT bool jreshard_open(int64_t key, const int64_t* table, size_t words, const int32_t* ordinals,
+                                   const char* rank_names, char* error, size_t capacity) {
   try {
     std::lock_guard<std::mutex> lock(jreshard::registry_mutex());
-    auto& entry = jreshard::registry()[key];
-    if (!entry.exchange) {
-      entry.exchange =
-          std::make_shared<Exchange>(jreshard::CopyPlan(table, words), jreshard::split_lines(rank_names));
+    jreshard::sweep();
+    auto found = jreshard::registry().find(key);
+    if (found == jreshard::registry().end()) {
+      jreshard::CopyPlan plan(table, words);
+      std::map<int32_t, int> rank_of;
+      for (int rank = 0; rank < plan.num_ranks(); ++rank) rank_of[ordinals[rank]] = rank;
+      auto exchange = std::make_shared<Exchange>(std::move(plan), jreshard::split_lines(rank_names));
+      found = jreshard::registry().emplace(key, jreshard::Entry{{std::move(exchange), std::move(rank_of)}, 0}).first;
     }
-    ++entry.users;
+    ++found->second.users;
     return true;
   } catch (const std::exception& e) {
     jreshard::write_error(e.what(), error, capacity);
@@ -72,20 +87,41 @@ JRESHARD_EXPORT bool jreshard_open(int64_t key, const int64_t* table, size_t wor
 JRESHARD_EXPORT void jreshard_close(int64_t key) {
   std::lock_guard<std::mutex> lock(jreshard::registry_mutex());
   auto found = jreshard::registry().find(key);
-  if (found != jreshard::registry().end() && --found->second.users == 0) jreshard::registry().erase(found);
+  if (found != jreshard::registry().end()) --found->second.users;
+  jreshard::sweep();
 }
 
 JRESHARD_EXPORT bool jreshard_begin(int64_t key, uint32_t call, double timeout_s) {
-  auto exchange = jreshard::find_exchange(key);
+  auto [exchange, rank_of] = jreshard::find_exchange(key);
   return exchange && exchange->begin(call, timeout_s);
 }
 
 JRESHARD_EXPORT void jreshard_abort(int64_t key, uint32_t call, const char* reason) {
-  if (auto exchange = jreshard::find_exchange(key)) exchange->abort(call, reason);
+  if (auto exchange = jreshard::find_exchange(key).exchange) exchange->abort(call, reason);
 }
 
 // The calls of `key` that have not ended.
 JRESHARD_EXPORT int jreshard_open_calls(int64_t key) {
-  auto exchange = jreshard::find_exchange(key);
+  auto exchange = jreshard::find_exchange(key).exchange;
   return exchange ? exchange->open_calls() : 0;
+}
+
+// Waits for every call to end, at most `timeout_s`, and fails those that have not.
+JRESHARD_EXPORT void jreshard_drain(double timeout_s) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
+  for (;;) {
+    std::vector<std::shared_ptr<Exchange>> busy;
+    {
+      std::lock_guard<std::mutex> lock(jreshard::registry_mutex());
+      for (auto& [key, entry] : jreshard::registry()) {
+        if (entry.opened.exchange->open_calls()) busy.push_back(entry.opened.exchange);
+      }
+    }
+    if (busy.empty()) return;
+    if (std::chrono::steady_clock::now() >= deadline) {
+      for (auto& exchange : busy) exchange->abort_all("jreshard: the process ends");
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }

@@ -14,6 +14,8 @@ constexpr size_t kFailuresKept = 64;
 constexpr int64_t kInlineBytes = 256 << 10;
 // Big enough to hide the cost of a task, small enough to even out the threads' loads.
 constexpr int64_t kTaskBytes = 4 << 20;
+// Longer than any process lives, and few enough nanoseconds for the clock to add.
+constexpr double kMaxTimeoutS = 1e9;
 
 // Rows [begin, end) of a copy, and of each row the bytes [from, to).
 struct Piece {
@@ -109,8 +111,8 @@ bool Exchange::begin(CallId id, double timeout_s) {
 
   std::lock_guard<std::mutex> lock(mutex_);
   if (!calls_.emplace(id, call).second) return false;
-  const auto deadline =
-      Watchdog::Clock::now() + std::chrono::duration_cast<Watchdog::Clock::duration>(std::chrono::duration<double>(timeout_s));
+  const std::chrono::duration<double> timeout(std::min(timeout_s, kMaxTimeoutS));
+  const auto deadline = Watchdog::Clock::now() + std::chrono::duration_cast<Watchdog::Clock::duration>(timeout);
   call->deadline = Watchdog::shared().at(deadline, [self = shared_from_this(), id] {
     CallPtr call = self->find(id);
     if (call) self->abort(id, self->late(*call));
@@ -273,6 +275,15 @@ void Exchange::abort(CallId id, const std::string& reason) {
     if (!found->second->failed) fail(id, found->second, reason, after);
   }
   for (auto& action : after) action();
+}
+
+void Exchange::abort_all(const std::string& reason) {
+  std::vector<CallId> open;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& entry : calls_) open.push_back(entry.first);
+  }
+  for (CallId id : open) abort(id, reason);
 }
 
 // With the lock held. Jobs whose copies run are told by finish(), when their memory is no longer written.

@@ -42,6 +42,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 
   // Fails the call now. Running copies end first; nobody is told before nobody touches its memory.
   void abort(CallId id, const std::string& reason);
+  void abort_all(const std::string& reason);
 
   int open_calls() const;
   const CopyPlan& plan() const { return plan_; }

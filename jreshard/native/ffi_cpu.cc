@@ -13,10 +13,12 @@ namespace ffi = xla::ffi;
 
 ffi::Error no_such_plan() { return ffi::Error::Internal("jreshard: the plan of this program is closed"); }
 
-// The per-device rank and the call arrive as operands: a u32[1] shard of the ranks, and a scalar.
-using Scalar = ffi::AnyBuffer;
+// The call's number is the one operand that comes from the host. It is handed from chunk to chunk, which orders them.
+uint32_t number(ffi::AnyBuffer call) { return *static_cast<const uint32_t*>(call.untyped_data()); }
 
-uint32_t first_u32(Scalar buffer) { return *static_cast<const uint32_t*>(buffer.untyped_data()); }
+void hand_on(ffi::AnyBuffer call, ffi::Result<ffi::AnyBuffer> token) {
+  *static_cast<uint32_t*>(token->untyped_data()) = number(call);
+}
 
 Exchange::Done complete(ffi::Promise promise) {
   return [promise](const std::string* error) mutable {
@@ -35,10 +37,10 @@ ffi::Future failed(ffi::Error error) {
   return future;
 }
 
-ffi::Error publish(Scalar call, Scalar rank, ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> token, int64_t key,
-                   int64_t chunk) {
-  auto exchange = find_exchange(key);
-  if (!exchange) return no_such_plan();
+ffi::Error publish(int32_t ordinal, ffi::AnyBuffer call, ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> token,
+                   int64_t key, int64_t chunk) {
+  const Opened opened = find_exchange(key);
+  if (!opened.exchange) return no_such_plan();
   std::vector<const void*> arrays;
   arrays.reserve(args.size());
   for (size_t i = 0; i < args.size(); ++i) {
@@ -46,16 +48,16 @@ ffi::Error publish(Scalar call, Scalar rank, ffi::RemainingArgs args, ffi::Resul
     if (!array.has_value()) return array.error();
     arrays.push_back(array->untyped_data());
   }
-  *static_cast<uint32_t*>(token->untyped_data()) = first_u32(call);
+  hand_on(call, token);
   const std::string error =
-      exchange->publish(first_u32(call), static_cast<int>(first_u32(rank)), static_cast<int>(chunk), arrays);
+      opened.exchange->publish(number(call), opened.rank_of.at(ordinal), static_cast<int>(chunk), arrays);
   return error.empty() ? ffi::Error::Success() : ffi::Error::Internal(error);
 }
 
-ffi::Future receive(Scalar call, Scalar rank, ffi::RemainingArgs, ffi::RemainingRets results, int64_t key,
+ffi::Future receive(int32_t ordinal, ffi::AnyBuffer call, ffi::RemainingArgs, ffi::RemainingRets results, int64_t key,
                     int64_t chunk) {
-  auto exchange = find_exchange(key);
-  if (!exchange) return failed(no_such_plan());
+  const Opened opened = find_exchange(key);
+  if (!opened.exchange) return failed(no_such_plan());
   std::vector<void*> arrays;
   arrays.reserve(results.size());
   for (size_t i = 0; i < results.size(); ++i) {
@@ -65,18 +67,18 @@ ffi::Future receive(Scalar call, Scalar rank, ffi::RemainingArgs, ffi::Remaining
   }
   ffi::Promise promise;
   ffi::Future future(promise);
-  exchange->receive(first_u32(call), static_cast<int>(first_u32(rank)), static_cast<int>(chunk), std::move(arrays),
-                    complete(std::move(promise)));
+  opened.exchange->receive(number(call), opened.rank_of.at(ordinal), static_cast<int>(chunk), std::move(arrays),
+                           complete(std::move(promise)));
   return future;
 }
 
-ffi::Future release(Scalar call, Scalar rank, ffi::Result<ffi::AnyBuffer> token, int64_t key) {
-  auto exchange = find_exchange(key);
-  if (!exchange) return failed(no_such_plan());
-  *static_cast<uint32_t*>(token->untyped_data()) = first_u32(call);
+ffi::Future release(int32_t ordinal, ffi::AnyBuffer call, ffi::Result<ffi::AnyBuffer> token, int64_t key) {
+  const Opened opened = find_exchange(key);
+  if (!opened.exchange) return failed(no_such_plan());
+  hand_on(call, token);
   ffi::Promise promise;
   ffi::Future future(promise);
-  exchange->release(first_u32(call), static_cast<int>(first_u32(rank)), complete(std::move(promise)));
+  opened.exchange->release(number(call), opened.rank_of.at(ordinal), complete(std::move(promise)));
   return future;
 }
 
@@ -86,11 +88,12 @@ ffi::Future release(Scalar call, Scalar rank, ffi::Result<ffi::AnyBuffer> token,
 #define JRESHARD_EXPORT extern "C" __attribute__((visibility("default")))
 
 using xla::ffi::AnyBuffer;
+using xla::ffi::DeviceOrdinal;
 using xla::ffi::Ffi;
 
 JRESHARD_EXPORT XLA_FFI_Error* jreshard_cpu_publish(XLA_FFI_CallFrame* frame) {
   static auto* const handler = Ffi::Bind()
-                                   .Arg<AnyBuffer>()
+                                   .Ctx<DeviceOrdinal>()
                                    .Arg<AnyBuffer>()
                                    .RemainingArgs()
                                    .Ret<AnyBuffer>()
@@ -103,7 +106,7 @@ JRESHARD_EXPORT XLA_FFI_Error* jreshard_cpu_publish(XLA_FFI_CallFrame* frame) {
 
 JRESHARD_EXPORT XLA_FFI_Error* jreshard_cpu_receive(XLA_FFI_CallFrame* frame) {
   static auto* const handler = Ffi::Bind()
-                                   .Arg<AnyBuffer>()
+                                   .Ctx<DeviceOrdinal>()
                                    .Arg<AnyBuffer>()
                                    .RemainingArgs()
                                    .RemainingRets()
@@ -116,7 +119,7 @@ JRESHARD_EXPORT XLA_FFI_Error* jreshard_cpu_receive(XLA_FFI_CallFrame* frame) {
 
 JRESHARD_EXPORT XLA_FFI_Error* jreshard_cpu_release(XLA_FFI_CallFrame* frame) {
   static auto* const handler = Ffi::Bind()
-                                   .Arg<AnyBuffer>()
+                                   .Ctx<DeviceOrdinal>()
                                    .Arg<AnyBuffer>()
                                    .Ret<AnyBuffer>()
                                    .Attr<int64_t>("key")

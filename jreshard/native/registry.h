@@ -2,13 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 
 #include "exchange.h"
 
 namespace jreshard {
 
-// Null where no plan of that key is open.
-std::shared_ptr<Exchange> find_exchange(int64_t key);
+struct Opened {
+  std::shared_ptr<Exchange> exchange;
+  std::map<int32_t, int> rank_of;  // by device ordinal
+};
+
+// Without an exchange where no plan of that key is open.
+Opened find_exchange(int64_t key);
 
 }  // namespace jreshard
