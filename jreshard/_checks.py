@@ -24,11 +24,20 @@ def check_options(timeout: float, transport: str, routes: Sequence[Route]) -> No
         raise ValueError(f"timeout is {timeout!r}; expected a finite positive number of seconds")
     if transport not in TRANSPORTS:
         raise ValueError(f"transport is {transport!r}; expected one of {', '.join(map(repr, TRANSPORTS))}")
-    platforms = sorted({getattr(device, "platform", "none") for route in routes for device in route.devices})
-    if platforms and platforms != ["cpu"]:
-        raise ValueError(f"the devices are of platform {', '.join(platforms)}; this version moves arrays of CPU devices")
-    if transport in ("nccl", "p2p"):
-        raise ValueError(f"transport {transport!r} needs GPUs; the devices are CPUs: use 'auto' or 'host'")
+    for route in routes:
+        _check_platforms({device.platform for device in route.devices}, transport)
+
+
+def _check_platforms(platforms: set[str], transport: str) -> None:
+    if platforms == {"cpu"}:
+        if transport in ("nccl", "p2p"):
+            raise ValueError(f"transport {transport!r} needs GPUs; the devices are CPUs: use 'auto' or 'host'")
+    elif platforms == {"gpu"}:
+        if transport in ("host", "nccl"):
+            raise ValueError(f"transport {transport!r} does not move arrays between GPUs yet: use 'auto' or 'p2p'")
+    else:
+        names = " and ".join(sorted(platforms))
+        raise ValueError(f"the devices are of platform {names}; expected all to be CPUs, or all to be GPUs")
 
 
 def check_leaves(leaves: Sequence[Any], treedef: Any, params: Any, planned: Any, sources: Sequence[Source]) -> None:

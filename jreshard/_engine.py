@@ -7,12 +7,15 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import numpy as np
 from jax import Array
 
 from jreshard._native import Exchange
 from jreshard._programs import Program, Programs
 from jreshard._route import Route
+
+
+# On GPUs the n-th launch of a step belongs to the n-th call, and all devices must see calls in one order.
+_launch_order = threading.RLock()
 
 
 class Engine:
@@ -71,21 +74,22 @@ class Engine:
 
     def run(self, published: Sequence[Array], into: Sequence[Array] | None, timeout: float) -> list[Array]:
         """Moves the published arrays; returns at once with arrays that become ready, or fail, by the timeout."""
-        call = self._exchange.begin(timeout)
-        number = np.uint32(call)
-        try:
-            # The call's number is the only thing that comes from the host; it is not what a guard is set against.
-            with jax.transfer_guard("allow"):
-                token = self._publish(number, *published)
-                _watcher.watch(token, self._exchange, call)
-                if into is None:
-                    new: list[Array] = self._receive_new(number)
-                else:
-                    new = self._receive_into(number, *into)
-                self._release(number, *published)
-        except BaseException as error:
-            self._exchange.abort(call, f"jreshard: dispatching the transfer failed: {error}")
-            raise
+        with _launch_order:
+            call = self._exchange.begin(timeout)
+            try:
+                # The call's number is the only thing that comes from the host; it is not what a guard is set against.
+                with jax.transfer_guard("allow"):
+                    return self._launch(call, published, into)
+            except BaseException as error:
+                self._exchange.abort(call, f"jreshard: dispatching the transfer failed: {error}")
+                raise
+
+    def _launch(self, call: int, published: Sequence[Array], into: Sequence[Array] | None) -> list[Array]:
+        src_call, dst_call = self._programs.call_operands(call)
+        token = self._publish(src_call, *published)
+        _watcher.watch(token, self._exchange, call)
+        new: list[Array] = self._receive_new(dst_call) if into is None else self._receive_into(dst_call, *into)
+        self._release(src_call, *published)
         return new
 
 

@@ -39,8 +39,8 @@ def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(found[0]))
     lib.jreshard_open.restype = ctypes.c_bool
     lib.jreshard_open.argtypes = [
-        ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p,
-        ctypes.c_size_t,
+        ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p,
+        ctypes.c_char_p, ctypes.c_size_t,
     ]  # fmt: skip
     lib.jreshard_close.restype = None
     lib.jreshard_close.argtypes = [ctypes.c_int64]
@@ -55,9 +55,10 @@ def library() -> ctypes.CDLL:
     # Calls that are under way when Python ends must not outlive the memory that the backend frees.
     atexit.register(lib.jreshard_drain, _EXIT_SECONDS)
     jax.devices()
-    for target, symbol in ((PUBLISH, lib.jreshard_cpu_publish), (RECEIVE, lib.jreshard_cpu_receive),
-                           (RELEASE, lib.jreshard_cpu_release)):  # fmt: skip
-        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(symbol), platform="cpu")
+    for target in (PUBLISH, RECEIVE, RELEASE):
+        step = target.removeprefix("jreshard_")
+        for platform, prefix in (("cpu", "jreshard_cpu_"), ("CUDA", "jreshard_cuda_")):
+            jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(lib, prefix + step)), platform=platform)
     return lib
 
 
@@ -75,10 +76,11 @@ class Exchange:
         self._lib = library()
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         names = "\n".join(map(str, devices)).encode()
+        gpu = devices[0].platform == "gpu"
         ordinals = np.array([device.local_hardware_id for device in devices], np.int32)
         table = np.ascontiguousarray(table, np.int64)
         if not self._lib.jreshard_open(
-            key, table.ctypes.data, table.size, ordinals.ctypes.data, names, error, _ERROR_BYTES
+            key, gpu, table.ctypes.data, table.size, ordinals.ctypes.data, names, error, _ERROR_BYTES
         ):
             raise RuntimeError(f"jreshard: {error.value.decode()}")
 

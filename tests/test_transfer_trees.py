@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from flax.core import FrozenDict, freeze
 from jax.sharding import AxisType, NamedSharding
-from oracle import assert_holds, assert_placed, assert_tree_holds, mesh, named, numbers, put, values
+from oracle import assert_holds, assert_placed, assert_tree_holds, lendable, mesh, named, numbers, put, values
 
 import jreshard
 
@@ -204,7 +204,7 @@ def test_numpy_leaves_are_sharded_and_copied():
     """A NumPy array that its owner writes to afterwards must not reach into the result."""
     dst = named(mesh([2, 3, 4, 5], x=2, y=2), "y", "x")
     value = values(MATRIX)
-    mine = value.copy()
+    mine = lendable(value)
     moved = jreshard.transfer({"w": mine, "all": mine}, None, {"w": dst, "all": named(dst.mesh)})
     jax.block_until_ready(moved)
     mine[...] = 0

@@ -18,22 +18,20 @@
 #include <vector>
 
 #include "copy_plan.h"
+#include "open_calls.h"
 #include "watchdog.h"
 
 namespace jreshard {
 
-class Exchange : public std::enable_shared_from_this<Exchange> {
+class Exchange : public OpenCalls, public std::enable_shared_from_this<Exchange> {
  public:
   // Called once, from any thread, never under a lock of the exchange: null for success, else what went wrong.
   using Done = std::function<void(const std::string* error)>;
-  using CallId = uint32_t;
 
   // `rank_names` is how errors name each rank.
   Exchange(CopyPlan plan, std::vector<std::string> rank_names);
 
-  // Opens a call. It fails by itself when it has not ended after `timeout_s` seconds.
-  // Returns false where a call of that id is open already.
-  bool begin(CallId id, double timeout_s);
+  bool begin(CallId id, double timeout_s) override;
 
   // `arrays` holds one pointer a leaf of `chunk`. Returns an error or an empty string.
   std::string publish(CallId id, int rank, int chunk, const std::vector<const void*>& arrays);
@@ -41,10 +39,10 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   void release(CallId id, int rank, Done done);
 
   // Fails the call now. Running copies end first; nobody is told before nobody touches its memory.
-  void abort(CallId id, const std::string& reason);
-  void abort_all(const std::string& reason);
+  void abort(CallId id, const std::string& reason) override;
+  void abort_all(const std::string& reason) override;
+  int open_calls() const override;
 
-  int open_calls() const;
   const CopyPlan& plan() const { return plan_; }
 
  private:

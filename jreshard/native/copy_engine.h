@@ -1,0 +1,38 @@
+// Boxes as work for a GPU's copy engines.
+#pragma once
+
+#include <vector>
+
+#include "copy_plan.h"
+#include "cuda_driver.h"
+
+namespace jreshard {
+
+// Collects the copies that one stream makes in one go, contiguous ones to be handed to the driver in a batch.
+class CopyBatch {
+ public:
+  explicit CopyBatch(const cuda::Driver& driver) : driver_(driver) {}
+
+  // Queues `copy` between the shards that start at `src` and `dst`.
+  void add(const Copy& copy, const void* src, void* dst);
+  // Enqueues all that was added. Throws std::runtime_error where the driver refuses.
+  void enqueue(cuda::Stream stream);
+  bool empty() const { return sizes_.empty() && strided_.empty(); }
+
+ private:
+  struct Strided {
+    const Copy* copy;
+    cuda::DevicePtr src;
+    cuda::DevicePtr dst;
+  };
+  void enqueue_contiguous(cuda::Stream stream);
+  void enqueue_strided(const Strided& strided, size_t dim, cuda::DevicePtr src, cuda::DevicePtr dst,
+                       cuda::Stream stream);
+
+  const cuda::Driver& driver_;
+  std::vector<cuda::DevicePtr> srcs_, dsts_;
+  std::vector<size_t> sizes_;
+  std::vector<Strided> strided_;
+};
+
+}  // namespace jreshard

@@ -1,0 +1,91 @@
+// The few functions of the CUDA driver that are used, found with dlopen: neither building nor importing needs CUDA.
+// Types and values are those of cuda.h, whose ABI the driver keeps.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace jreshard::cuda {
+
+using Result = int;
+using DevicePtr = unsigned long long;
+using Stream = struct CUstream_st*;
+using Event = struct CUevent_st*;
+using Context = struct CUctx_st*;
+
+constexpr Result kSuccess = 0;
+constexpr unsigned kEventDisableTiming = 2;
+constexpr unsigned kStreamNonBlocking = 1;
+constexpr unsigned kMemoryTypeUnified = 4;
+
+struct Memcpy2D {
+  size_t src_x, src_y;
+  unsigned src_type;
+  const void* src_host;
+  DevicePtr src_device;
+  void* src_array;
+  size_t src_pitch;
+  size_t dst_x, dst_y;
+  unsigned dst_type;
+  void* dst_host;
+  DevicePtr dst_device;
+  void* dst_array;
+  size_t dst_pitch;
+  size_t width, height;
+};
+
+struct Memcpy3D {
+  size_t src_x, src_y, src_z, src_lod;
+  unsigned src_type;
+  const void* src_host;
+  DevicePtr src_device;
+  void* src_array;
+  void* reserved0;
+  size_t src_pitch, src_height;
+  size_t dst_x, dst_y, dst_z, dst_lod;
+  unsigned dst_type;
+  void* dst_host;
+  DevicePtr dst_device;
+  void* dst_array;
+  void* reserved1;
+  size_t dst_pitch, dst_height;
+  size_t width, height, depth;
+};
+
+struct Driver {
+  Result (*GetErrorString)(Result, const char**);
+  Result (*StreamGetCtx)(Stream, Context*);
+  Result (*CtxPushCurrent)(Context);
+  Result (*CtxPopCurrent)(Context*);
+  Result (*StreamCreate)(Stream*, unsigned);
+  Result (*StreamWaitEvent)(Stream, Event, unsigned);
+  Result (*EventCreate)(Event*, unsigned);
+  Result (*EventRecord)(Event, Stream);
+  Result (*MemcpyAsync)(DevicePtr, DevicePtr, size_t, Stream);
+  Result (*Memcpy2DAsync)(const Memcpy2D*, Stream);
+  Result (*Memcpy3DAsync)(const Memcpy3D*, Stream);
+  // Null where the driver is too old.
+  Result (*MemcpyBatchAsync)(DevicePtr* dsts, DevicePtr* srcs, size_t* sizes, size_t count, void* attrs,
+                             size_t* attr_indices, size_t num_attrs, size_t* fail_index, Stream stream);
+};
+
+// The driver of this process; null, with the reason in `error`, where it cannot be loaded.
+const Driver* driver(std::string* error);
+
+// Throws std::runtime_error where `result` is not success.
+void check(const Driver& driver, Result result, const char* what);
+
+// Makes the context of a stream current while it lives.
+class StreamContext {
+ public:
+  StreamContext(const Driver& driver, Stream stream);
+  ~StreamContext();
+  StreamContext(const StreamContext&) = delete;
+  StreamContext& operator=(const StreamContext&) = delete;
+
+ private:
+  const Driver& driver_;
+};
+
+}  // namespace jreshard::cuda

@@ -1,0 +1,107 @@
+// XLA FFI handlers for CUDA devices. They run when a program is launched, and enqueue on its stream.
+#include <exception>
+#include <vector>
+
+#include "registry.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jreshard {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Runs `step(exchange, rank)` for the exchange of `key` and the device of this launch.
+template <typename Step>
+ffi::Error with_exchange(int64_t key, int32_t ordinal, Step step) {
+  const Opened opened = find_exchange(key);
+  if (!opened.stream) return ffi::Error::Internal("jreshard: the plan of this program is closed");
+  try {
+    step(*opened.stream, opened.rank_of.at(ordinal));
+    return ffi::Error::Success();
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(error.what());
+  }
+}
+
+ffi::Error publish(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::RemainingArgs args,
+                   ffi::Result<ffi::AnyBuffer>, int64_t key, int64_t chunk) {
+  std::vector<const void*> arrays;
+  arrays.reserve(args.size());
+  for (size_t i = 0; i < args.size(); ++i) {
+    auto array = args.get<ffi::AnyBuffer>(i);
+    if (!array.has_value()) return array.error();
+    arrays.push_back(array->untyped_data());
+  }
+  return with_exchange(key, ordinal, [&](StreamExchange& exchange, int rank) {
+    exchange.publish(rank, static_cast<int>(chunk), arrays, stream);
+  });
+}
+
+ffi::Error receive(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::RemainingArgs,
+                   ffi::RemainingRets results, int64_t key, int64_t chunk) {
+  std::vector<void*> arrays;
+  arrays.reserve(results.size());
+  for (size_t i = 0; i < results.size(); ++i) {
+    auto array = results.get<ffi::AnyBuffer>(i);
+    if (!array.has_value()) return array.error();
+    arrays.push_back((*array)->untyped_data());
+  }
+  return with_exchange(key, ordinal, [&](StreamExchange& exchange, int rank) {
+    exchange.receive(rank, static_cast<int>(chunk), arrays, stream);
+  });
+}
+
+ffi::Error release(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer>, int64_t key) {
+  return with_exchange(key, ordinal,
+                       [&](StreamExchange& exchange, int rank) { exchange.release(rank, stream); });
+}
+
+}  // namespace
+}  // namespace jreshard
+
+#define JRESHARD_EXPORT extern "C" __attribute__((visibility("default")))
+
+using xla::ffi::AnyBuffer;
+using xla::ffi::DeviceOrdinal;
+using xla::ffi::Ffi;
+using Stream = xla::ffi::PlatformStream<jreshard::cuda::Stream>;
+
+JRESHARD_EXPORT XLA_FFI_Error* jreshard_cuda_publish(XLA_FFI_CallFrame* frame) {
+  static auto* const handler = Ffi::Bind()
+                                   .Ctx<Stream>()
+                                   .Ctx<DeviceOrdinal>()
+                                   .Arg<AnyBuffer>()
+                                   .RemainingArgs()
+                                   .Ret<AnyBuffer>()
+                                   .Attr<int64_t>("key")
+                                   .Attr<int64_t>("chunk")
+                                   .To(jreshard::publish)
+                                   .release();
+  return handler->Call(frame);
+}
+
+JRESHARD_EXPORT XLA_FFI_Error* jreshard_cuda_receive(XLA_FFI_CallFrame* frame) {
+  static auto* const handler = Ffi::Bind()
+                                   .Ctx<Stream>()
+                                   .Ctx<DeviceOrdinal>()
+                                   .Arg<AnyBuffer>()
+                                   .RemainingArgs()
+                                   .RemainingRets()
+                                   .Attr<int64_t>("key")
+                                   .Attr<int64_t>("chunk")
+                                   .To(jreshard::receive)
+                                   .release();
+  return handler->Call(frame);
+}
+
+JRESHARD_EXPORT XLA_FFI_Error* jreshard_cuda_release(XLA_FFI_CallFrame* frame) {
+  static auto* const handler = Ffi::Bind()
+                                   .Ctx<Stream>()
+                                   .Ctx<DeviceOrdinal>()
+                                   .Arg<AnyBuffer>()
+                                   .Ret<AnyBuffer>()
+                                   .Attr<int64_t>("key")
+                                   .To(jreshard::release)
+                                   .release();
+  return handler->Call(frame);
+}

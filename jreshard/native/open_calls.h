@@ -1,0 +1,22 @@
+// What every kind of exchange offers to Python: calls are opened, may be failed, and end.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace jreshard {
+
+class OpenCalls {
+ public:
+  using CallId = uint32_t;
+  virtual ~OpenCalls() = default;
+
+  // Opens a call. It fails by itself when it has not ended after `timeout_s` seconds.
+  // Returns false where a call of that id is open already.
+  virtual bool begin(CallId id, double timeout_s) = 0;
+  virtual void abort(CallId id, const std::string& reason) = 0;
+  virtual void abort_all(const std::string& reason) = 0;
+  virtual int open_calls() const = 0;
+};
+
+}  // namespace jreshard

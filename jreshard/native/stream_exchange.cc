@@ -1,0 +1,218 @@
+#include "stream_exchange.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "copy_engine.h"
+
+namespace jreshard {
+
+StreamExchange::StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver)
+    : plan_(std::move(plan)), rank_names_(std::move(rank_names)), driver_(driver), devices_(plan_.num_ranks()) {
+  for (auto& next : next_) next.assign(plan_.num_ranks(), 0);
+}
+
+bool StreamExchange::begin(CallId id, double timeout_s) {
+  const int ranks = plan_.num_ranks();
+  auto call = std::make_shared<Call>();
+  call->id = id;
+  call->timeout_s = timeout_s;
+  call->deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+  call->sources.resize(ranks);
+  call->ready.resize(ranks);
+  call->readers_left.resize(ranks);
+  call->copied.resize(ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    call->readers_left[rank] = plan_.num_readers(rank);
+    if (plan_.sends(rank)) {
+      call->sources[rank].resize(plan_.num_leaves());
+      call->ready[rank].resize(plan_.num_chunks());
+      ++call->launches_left;
+    }
+    if (plan_.receives(rank)) call->launches_left += plan_.num_chunks();
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  calls_.emplace(begun_++, std::move(call));
+  return true;
+}
+
+int StreamExchange::open_calls() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<int>(calls_.size());
+}
+
+void StreamExchange::abort(CallId id, const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = calls_.begin(); it != calls_.end(); ++it) {
+    if (it->second->id != id) continue;
+    fail(*it->second, reason);
+    return;
+  }
+}
+
+void StreamExchange::abort_all(const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  while (!calls_.empty()) fail(*calls_.begin()->second, reason);
+}
+
+// With the lock held. Launches of later calls must not be taken for this one's.
+void StreamExchange::fail(Call& call, const std::string& reason) {
+  call.error = reason;
+  for (auto it = calls_.begin(); it != calls_.end(); ++it) {
+    if (it->second.get() != &call) continue;
+    for (auto& next : next_) {
+      for (uint64_t& sequence : next) sequence = std::max(sequence, it->first + 1);
+    }
+    calls_.erase(it);
+    break;
+  }
+  changed_.notify_all();
+}
+
+StreamExchange::CallPtr StreamExchange::current(Step step, int rank, bool last) {
+  auto found = calls_.find(next_[step][rank]);
+  if (found == calls_.end()) throw std::runtime_error("jreshard: this transfer is not under way; it failed before");
+  if (last) ++next_[step][rank];
+  return found->second;
+}
+
+template <typename Ready, typename Missing>
+void StreamExchange::wait(std::unique_lock<std::mutex>& lock, const CallPtr& call, Ready ready, Missing missing) {
+  const bool in_time = changed_.wait_until(lock, call->deadline, [&] { return !call->error.empty() || ready(); });
+  if (!in_time) {
+    fail(*call, "jreshard: transfer timed out after " + std::to_string(call->timeout_s) + " s, waiting for " + missing());
+  }
+  if (!call->error.empty()) throw std::runtime_error(call->error);
+}
+
+// With the lock held. The last launch of a call ends it: all the rest is in the streams' order.
+void StreamExchange::launched(const CallPtr& call) {
+  if (--call->launches_left > 0) return;
+  for (auto [rank, event] : call->events) devices_[rank].free_events.push_back(event);
+  for (auto it = calls_.begin(); it != calls_.end(); ++it) {
+    if (it->second != call) continue;
+    calls_.erase(it);
+    return;
+  }
+}
+
+cuda::Event StreamExchange::record(const CallPtr& call, int rank, cuda::Stream stream) {
+  cuda::Event event = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<cuda::Event>& unused = devices_[rank].free_events;
+    if (!unused.empty()) {
+      event = unused.back();
+      unused.pop_back();
+    } else {
+      cuda::check(driver_, driver_.EventCreate(&event, cuda::kEventDisableTiming), "cuEventCreate");
+    }
+    call->events.emplace_back(rank, event);
+  }
+  cuda::check(driver_, driver_.EventRecord(event, stream), "cuEventRecord");
+  return event;
+}
+
+cuda::Stream StreamExchange::stream_from(int rank, int source) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  cuda::Stream& stream = devices_[rank].from[source];
+  if (!stream) cuda::check(driver_, driver_.StreamCreate(&stream, cuda::kStreamNonBlocking), "cuStreamCreate");
+  return stream;
+}
+
+void StreamExchange::order_after(cuda::Stream stream, cuda::Event event) {
+  cuda::check(driver_, driver_.StreamWaitEvent(stream, event, 0), "cuStreamWaitEvent");
+}
+
+void StreamExchange::publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream stream) {
+  CallPtr call;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    call = current(kPublish, rank, chunk == plan_.num_chunks() - 1);
+  }
+  cuda::StreamContext context(driver_, stream);
+  const cuda::Event ready = record(call, rank, stream);
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::copy(arrays.begin(), arrays.end(), call->sources[rank].begin() + plan_.chunk_begin(chunk));
+  call->ready[rank][chunk] = ready;
+  changed_.notify_all();
+}
+
+void StreamExchange::receive(int rank, int chunk, const std::vector<void*>& arrays, cuda::Stream stream) {
+  const std::vector<int>& sources = plan_.sources(chunk, rank);
+  CallPtr call;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    call = current(kReceive, rank, chunk == plan_.num_chunks() - 1);
+    auto missing = [&] {
+      std::string names;
+      for (int source : sources) {
+        if (!call->ready[source][chunk]) names += (names.empty() ? "" : ", ") + rank_names_[source];
+      }
+      return names + " to publish";
+    };
+    wait(lock, call, [&] {
+      return std::all_of(sources.begin(), sources.end(), [&](int source) { return call->ready[source][chunk]; });
+    }, missing);
+  }
+  try {
+    cuda::StreamContext context(driver_, stream);
+    pull(call, rank, chunk, arrays, stream);
+    const cuda::Event copied = record(call, rank, stream);
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (int source : sources) {
+      call->copied[source][rank] = copied;
+      --call->readers_left[source];
+    }
+    launched(call);
+    changed_.notify_all();
+  } catch (const std::runtime_error& error) {
+    abort(call->id, error.what());
+    throw;
+  }
+}
+
+void StreamExchange::pull(const CallPtr& call, int rank, int chunk, const std::vector<void*>& arrays,
+                          cuda::Stream stream) {
+  std::map<int, CopyBatch> batches;
+  for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
+    void* const dst = arrays[leaf - plan_.chunk_begin(chunk)];
+    for (const Copy& copy : plan_.copies(leaf, rank)) {
+      batches.try_emplace(copy.src_rank, driver_).first->second.add(copy, call->sources[copy.src_rank][leaf], dst);
+    }
+  }
+  if (batches.size() == 1) {
+    auto& [source, batch] = *batches.begin();
+    order_after(stream, call->ready[source][chunk]);
+    batch.enqueue(stream);
+    return;
+  }
+  // Several sources feed this device: each gets a stream of its own, so that their links work at the same time.
+  const cuda::Event free = batches.empty() ? nullptr : record(call, rank, stream);
+  for (auto& [source, batch] : batches) {
+    const cuda::Stream side = stream_from(rank, source);
+    order_after(side, free);
+    order_after(side, call->ready[source][chunk]);
+    batch.enqueue(side);
+    order_after(stream, record(call, rank, side));
+  }
+}
+
+void StreamExchange::release(int rank, cuda::Stream stream) {
+  CallPtr call;
+  std::map<int, cuda::Event> copied;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    call = current(kRelease, rank, true);
+    wait(lock, call, [&] { return call->readers_left[rank] == 0; },
+         [&] { return "the readers of " + rank_names_[rank]; });
+    copied = call->copied[rank];
+  }
+  cuda::StreamContext context(driver_, stream);
+  for (auto [reader, event] : copied) order_after(stream, event);
+  std::lock_guard<std::mutex> lock(mutex_);
+  launched(call);
+}
+
+}  // namespace jreshard

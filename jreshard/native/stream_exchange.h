@@ -1,0 +1,86 @@
+// The exchange for GPUs of one process: the same three steps as Exchange, enqueued on the devices' streams.
+//
+// Handlers run when a program is launched, not when the device gets there, so nothing is copied by the host and nobody
+// waits on the device for the host: sources record an event, readers' streams wait for it, copy, record another, and
+// the sources' streams wait for that. Launches come in the same order on every device, so that the n-th publish, receive
+// and release on a rank belong to the n-th call; the caller sees to it by launching the three steps of a call under one
+// lock.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "copy_plan.h"
+#include "cuda_driver.h"
+#include "open_calls.h"
+
+namespace jreshard {
+
+class StreamExchange : public OpenCalls {
+ public:
+  StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver);
+
+  bool begin(CallId id, double timeout_s) override;
+  void abort(CallId id, const std::string& reason) override;
+  void abort_all(const std::string& reason) override;
+  int open_calls() const override;
+
+  // Each enqueues on `stream`, the stream of the rank's device. Throws std::runtime_error.
+  void publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream stream);
+  void receive(int rank, int chunk, const std::vector<void*>& arrays, cuda::Stream stream);
+  void release(int rank, cuda::Stream stream);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum Step { kPublish, kReceive, kRelease, kSteps };
+
+  struct Call {
+    CallId id;
+    Clock::time_point deadline;
+    double timeout_s;
+    std::vector<std::vector<const void*>> sources;   // [rank][leaf]
+    std::vector<std::vector<cuda::Event>> ready;     // [rank][chunk]; null until published
+    std::vector<int> readers_left;                   // [rank], (chunk, reader) pairs that are not enqueued yet
+    std::vector<std::map<int, cuda::Event>> copied;  // [rank][reader]: after the reader's last chunk so far
+    int launches_left = 0;                           // receives and releases that are not enqueued yet
+    std::vector<std::pair<int, cuda::Event>> events;  // (rank, event) to be used again when the call has ended
+    std::string error;
+  };
+  using CallPtr = std::shared_ptr<Call>;
+
+  // What belongs to one rank's device, kept for all calls.
+  struct Device {
+    std::map<int, cuda::Stream> from;  // a stream for each source
+    std::vector<cuda::Event> free_events;
+  };
+
+  // With the lock held: the call that this launch belongs to; `last` ends the step on the rank.
+  CallPtr current(Step step, int rank, bool last);
+  // Waits until `ready()` or throws: the call failed, or its deadline passed and `missing()` names who is late.
+  template <typename Ready, typename Missing>
+  void wait(std::unique_lock<std::mutex>& lock, const CallPtr& call, Ready ready, Missing missing);
+  void fail(Call& call, const std::string& reason);
+  void launched(const CallPtr& call);
+  // Records a new event of the call on `stream`, of the rank's device.
+  cuda::Event record(const CallPtr& call, int rank, cuda::Stream stream);
+  cuda::Stream stream_from(int rank, int source);
+  void pull(const CallPtr& call, int rank, int chunk, const std::vector<void*>& arrays, cuda::Stream stream);
+  void order_after(cuda::Stream stream, cuda::Event event);
+
+  const CopyPlan plan_;
+  const std::vector<std::string> rank_names_;
+  const cuda::Driver& driver_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uint64_t, CallPtr> calls_;  // by the order of begin()
+  uint64_t begun_ = 0;
+  std::vector<uint64_t> next_[kSteps];  // [rank]: the call that the rank's next launch belongs to
+  std::vector<Device> devices_;         // [rank]
+};
+
+}  // namespace jreshard
