@@ -103,7 +103,13 @@ def _targets(
         same_as = i if source.sharding is None else first.setdefault((pattern[i] if pattern else i, dst), i)
         targets.append(
             Target(
-                keystr(path), source.shape, cast_floating(source.dtype, dtype), source.sharding, source.dtype, dst, same_as
+                keystr(path),
+                source.shape,
+                cast_floating(source.dtype, dtype),
+                source.sharding,
+                source.dtype,
+                dst,
+                same_as,
             )
         )
     errors.raise_any()

@@ -78,7 +78,9 @@ def check_into(into: Any, treedef: Any, targets: Sequence[Target], leaves: Seque
         if fault := _into_fault(x, target, sources):
             errors.add("into" + keystr(paths_of(into)[i]), *fault[:1], kind=fault[1])
         elif (first := owner.setdefault(id(x), i)) != i and target.same_as != targets[first].same_as:
-            errors.add("into" + keystr(paths_of(into)[i]), f"is the same array as {targets[first].path}; expected its own")
+            errors.add(
+                "into" + keystr(paths_of(into)[i]), f"is the same array as {targets[first].path}; expected its own"
+            )
     errors.raise_any()
     return old
 

@@ -13,7 +13,6 @@ from jreshard._native import Exchange
 from jreshard._programs import Program, Programs
 from jreshard._route import Route
 
-
 # On GPUs the n-th launch of a step belongs to the n-th call, and all devices must see calls in one order.
 _launch_order = threading.RLock()
 

@@ -64,16 +64,16 @@ def layout_of(shape: tuple[int, ...], mesh: AnyMesh, spec: PartitionSpec) -> Lay
     if len(spec) > len(shape):
         raise LayoutError(f"the spec {spec} names {len(spec)} dims, the array has {len(shape)}: shape {shape}")
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
-    coords = dict(
-        zip(mesh.axis_names, np.indices(mesh.axis_sizes).reshape(len(mesh.axis_sizes), -1), strict=True)
-    )
+    coords = dict(zip(mesh.axis_names, np.indices(mesh.axis_sizes).reshape(len(mesh.axis_sizes), -1), strict=True))
     ranks = int(np.prod(mesh.axis_sizes, dtype=np.int64))
     parts, part_of = [], np.zeros((ranks, len(shape)), np.int64)
     for dim, size in enumerate(shape):
         axes = _axes_of(spec, dim)
         count = int(np.prod([sizes[axis] for axis in axes], dtype=np.int64))
         if size % count:
-            raise LayoutError(f"dim {dim} of size {size} (shape {shape}) does not divide by {count}, {_blame(axes, sizes)}")
+            raise LayoutError(
+                f"dim {dim} of size {size} (shape {shape}) does not divide by {count}, {_blame(axes, sizes)}"
+            )
         for axis in axes:
             part_of[:, dim] = part_of[:, dim] * sizes[axis] + coords[axis]
         parts.append(count)

@@ -38,7 +38,7 @@ class LeafErrors:
         return bool(self._found)
 
     def raise_any(self) -> None:
-        """Raises `TypeError` where every fault is one of type, `ValueError` where any is not, nothing without faults."""
+        """Raises `TypeError` if every fault is one of type, `ValueError` if any is not, nothing without faults."""
         if not self._found:
             return
         kind = TypeError if self._kinds == {TypeError} else ValueError
@@ -81,7 +81,9 @@ def _match(prefix: Any, tree: Any, path: Path, name: str, errors: LeafErrors, ou
         errors.add(path, f"{name} has a {type(prefix).__name__}; expected a NamedSharding", kind=TypeError)
         return
     if wanted is None:
-        errors.add(path, f"{name} has a {type(prefix).__name__}; expected one NamedSharding, for params has a leaf here")
+        errors.add(
+            path, f"{name} has a {type(prefix).__name__}; expected one NamedSharding, for params has a leaf here"
+        )
         return
     if tree is None:
         return

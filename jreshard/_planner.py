@@ -32,9 +32,7 @@ class Moves:
         return np.prod(self.stop - self.start, axis=1, dtype=np.int64)
 
 
-def plan_moves(
-    src: Layout, dst: Layout, src_ranks: np.ndarray, dst_ranks: np.ndarray, *, rotation: int = 0
-) -> Moves:
+def plan_moves(src: Layout, dst: Layout, src_ranks: np.ndarray, dst_ranks: np.ndarray, *, rotation: int = 0) -> Moves:
     """The moves that fill every destination shard, each element written once.
 
     An overlap is read from the destination's own device where that holds it; otherwise the replicas of the source

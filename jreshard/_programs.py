@@ -113,9 +113,7 @@ class Programs:
         """`(call[, old arrays…]) -> [new arrays]`; old arrays are donated and give their memory."""
         specs = [item.leaf.dst.spec for item in self._items]
         old_specs = specs if into else []
-        mapped = _shard_map(
-            self._receive_body, self._dst, [PartitionSpec(), *old_specs], specs
-        )
+        mapped = _shard_map(self._receive_body, self._dst, [PartitionSpec(), *old_specs], specs)
         args = [_call_struct(self._dst)]
         if into:
             args += [_struct(i.leaf.shape, i.leaf.dtype, self._dst, i.leaf.dst.spec) for i in self._items]
@@ -128,7 +126,9 @@ class Programs:
         for chunk, leaves in enumerate(_chunks(len(self._items))):
             items = self._items[leaves]
             structs = [jax.ShapeDtypeStruct(_wire_shard(item), item.wire.array_dtype) for item in items]
-            reused = {j: item.wire.encode(x) for j, (item, x) in enumerate(zip(items, old[leaves])) if not item.wire.converts}
+            reused = {
+                j: item.wire.encode(x) for j, (item, x) in enumerate(zip(items, old[leaves])) if not item.wire.converts
+            }
             aliases = {1 + position: j for position, j in enumerate(reused)}
             receive = _ffi(RECEIVE, structs, input_output_aliases=aliases)
             wires = receive(call, *reused.values(), key=self._key, chunk=np.int64(chunk))

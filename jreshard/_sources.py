@@ -1,4 +1,4 @@
-"""What is handed over to be moved: which leaves are arrays on devices, which are values of the host, which are neither."""
+"""What is handed over to be moved: which leaves are arrays on devices, which values of the host, which neither."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

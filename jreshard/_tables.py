@@ -26,7 +26,9 @@ class StridedCopy:
     dims: tuple[tuple[int, int, int], ...]
 
 
-def strided_copy(extents: Sequence[int], src_shard: Sequence[int], dst_shard: Sequence[int], bits: int) -> StridedCopy | None:
+def strided_copy(
+    extents: Sequence[int], src_shard: Sequence[int], dst_shard: Sequence[int], bits: int
+) -> StridedCopy | None:
     """The copy of a box of `extents` between row-major shards, with as few dims as can be.
 
     Returns:
@@ -83,7 +85,11 @@ def copy_words(
 
 
 def plan_words(
-    num_ranks: int, src_ranks: np.ndarray, dst_ranks: np.ndarray, leaf_template: Sequence[int], templates: Sequence[np.ndarray]
+    num_ranks: int,
+    src_ranks: np.ndarray,
+    dst_ranks: np.ndarray,
+    leaf_template: Sequence[int],
+    templates: Sequence[np.ndarray],
 ) -> np.ndarray:
     """The whole table: what `CopyPlan` in native/copy_plan.h parses.
 

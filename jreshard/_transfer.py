@@ -57,7 +57,7 @@ def transfer(
         The tree, each leaf with exactly the sharding that `dst_sharding` gives it.
 
     Raises:
-        ValueError: leaves, shardings or options that do not fit; every bad leaf is named by its path. Nothing has moved.
+        ValueError: leaves, shardings or options do not fit; every bad leaf is named by its path. Nothing has moved.
         TypeError: likewise, where all the faults are ones of type.
         VerificationError: with `verify`, the destination differs from the source.
 
@@ -99,8 +99,11 @@ def plan(
         >>> plan({"w": w}, src, dst).bytes_moved
         256
     """
+
     def replan(params: Any) -> Plan:
-        return _cached(params, src_sharding=src_sharding, dst_sharding=dst_sharding, dtype=dtype, transform=transform)[1]
+        return _cached(params, src_sharding=src_sharding, dst_sharding=dst_sharding, dtype=dtype, transform=transform)[
+            1
+        ]
 
     return build_plan(
         params, src_sharding, dst_sharding, dtype=dtype, transform=transform, executes=False, replan=replan
@@ -137,9 +140,7 @@ def _cached(params: Any, **request: Any) -> tuple[list[Any], Plan]:
     key = (treedef, tuple(map(_leaf_key, leaves)), alias_pattern(leaves), *map(_prefix_key, request.values()))
     found = _plans.get(key)
     if found is None or _any_deleted(leaves):
-        found = build_plan(
-            params, executes=True, replan=lambda other: _cached(other, **request)[1], **request
-        )
+        found = build_plan(params, executes=True, replan=lambda other: _cached(other, **request)[1], **request)
         _plans.put(key, found)
     return leaves, found
 

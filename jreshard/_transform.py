@@ -41,7 +41,9 @@ class SourceTransform:
             return jax.tree.map(lambda x: jnp.asarray(x).astype(cast_floating(jnp.asarray(x).dtype, dtype)), out)
 
         args = [
-            leaf if source.sharding is None else jax.ShapeDtypeStruct(source.shape, source.dtype, sharding=source.sharding)
+            leaf
+            if source.sharding is None
+            else jax.ShapeDtypeStruct(source.shape, source.dtype, sharding=source.sharding)
             for leaf, source in zip(leaves, sources, strict=True)
         ]
         lowered = jax.jit(run).lower(*args)

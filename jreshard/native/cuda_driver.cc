@@ -27,15 +27,13 @@ Loaded load() {
     return out;
   }
   Driver& d = out.driver;
-  out.usable = find(library, "cuGetErrorString", d.GetErrorString) &&
-               find(library, "cuStreamGetCtx", d.StreamGetCtx) &&
-               find(library, "cuCtxPushCurrent_v2", d.CtxPushCurrent) &&
-               find(library, "cuCtxPopCurrent_v2", d.CtxPopCurrent) &&
-               find(library, "cuStreamCreate", d.StreamCreate) &&
-               find(library, "cuStreamWaitEvent", d.StreamWaitEvent) &&
-               find(library, "cuEventCreate", d.EventCreate) && find(library, "cuEventRecord", d.EventRecord) &&
-               find(library, "cuMemcpyAsync", d.MemcpyAsync) && find(library, "cuMemcpy2DAsync_v2", d.Memcpy2DAsync) &&
-               find(library, "cuMemcpy3DAsync_v2", d.Memcpy3DAsync);
+  out.usable =
+      find(library, "cuGetErrorString", d.GetErrorString) && find(library, "cuStreamGetCtx", d.StreamGetCtx) &&
+      find(library, "cuCtxPushCurrent_v2", d.CtxPushCurrent) && find(library, "cuCtxPopCurrent_v2", d.CtxPopCurrent) &&
+      find(library, "cuStreamCreate", d.StreamCreate) && find(library, "cuStreamWaitEvent", d.StreamWaitEvent) &&
+      find(library, "cuEventCreate", d.EventCreate) && find(library, "cuEventRecord", d.EventRecord) &&
+      find(library, "cuMemcpyAsync", d.MemcpyAsync) && find(library, "cuMemcpy2DAsync_v2", d.Memcpy2DAsync) &&
+      find(library, "cuMemcpy3DAsync_v2", d.Memcpy3DAsync);
   if (!out.usable) out.error = "the NVIDIA driver lacks a function that is needed; update it";
   find(library, "cuMemcpyBatchAsync", d.MemcpyBatchAsync);
   return out;

@@ -56,13 +56,13 @@ class Exchange : public OpenCalls, public std::enable_shared_from_this<Exchange>
     std::atomic<int> tasks_left{0};
   };
   struct Call {
-    std::vector<std::vector<const void*>> sources;   // [rank][leaf]
-    std::vector<std::vector<bool>> published;        // [rank][chunk]
-    std::vector<std::unique_ptr<Job>> jobs;          // [chunk * ranks + rank]
-    std::vector<int> readers_left;                   // [rank]
-    std::vector<Done> releases;                      // [rank], while waiting
-    int events_left = 0;                             // receives and releases that have not ended
-    int copying = 0;                                 // jobs whose copies run
+    std::vector<std::vector<const void*>> sources;  // [rank][leaf]
+    std::vector<std::vector<bool>> published;       // [rank][chunk]
+    std::vector<std::unique_ptr<Job>> jobs;         // [chunk * ranks + rank]
+    std::vector<int> readers_left;                  // [rank]
+    std::vector<Done> releases;                     // [rank], while waiting
+    int events_left = 0;                            // receives and releases that have not ended
+    int copying = 0;                                // jobs whose copies run
     double timeout_s = 0;
     Watchdog::Ticket deadline;
     std::atomic<bool> failed{false};

@@ -37,8 +37,8 @@ ffi::Error publish(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::Re
   });
 }
 
-ffi::Error receive(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::RemainingArgs,
-                   ffi::RemainingRets results, int64_t key, int64_t chunk) {
+ffi::Error receive(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::RemainingArgs, ffi::RemainingRets results,
+                   int64_t key, int64_t chunk) {
   std::vector<void*> arrays;
   arrays.reserve(results.size());
   for (size_t i = 0; i < results.size(); ++i) {
@@ -52,8 +52,7 @@ ffi::Error receive(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::Re
 }
 
 ffi::Error release(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer>, int64_t key) {
-  return with_exchange(key, ordinal,
-                       [&](StreamExchange& exchange, int rank) { exchange.release(rank, stream); });
+  return with_exchange(key, ordinal, [&](StreamExchange& exchange, int rank) { exchange.release(rank, stream); });
 }
 
 }  // namespace

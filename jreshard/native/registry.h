@@ -11,7 +11,7 @@
 namespace jreshard {
 
 struct Opened {
-  std::shared_ptr<Exchange> host;          // one of the two
+  std::shared_ptr<Exchange> host;  // one of the two
   std::shared_ptr<StreamExchange> stream;
   std::map<int32_t, int> rank_of;  // by device ordinal
 

@@ -81,7 +81,8 @@ template <typename Ready, typename Missing>
 void StreamExchange::wait(std::unique_lock<std::mutex>& lock, const CallPtr& call, Ready ready, Missing missing) {
   const bool in_time = changed_.wait_until(lock, call->deadline, [&] { return !call->error.empty() || ready(); });
   if (!in_time) {
-    fail(*call, "jreshard: transfer timed out after " + std::to_string(call->timeout_s) + " s, waiting for " + missing());
+    fail(*call,
+         "jreshard: transfer timed out after " + std::to_string(call->timeout_s) + " s, waiting for " + missing());
   }
   if (!call->error.empty()) throw std::runtime_error(call->error);
 }
@@ -152,9 +153,12 @@ void StreamExchange::receive(int rank, int chunk, const std::vector<void*>& arra
       }
       return names + " to publish";
     };
-    wait(lock, call, [&] {
-      return std::all_of(sources.begin(), sources.end(), [&](int source) { return call->ready[source][chunk]; });
-    }, missing);
+    wait(
+        lock, call,
+        [&] {
+          return std::all_of(sources.begin(), sources.end(), [&](int source) { return call->ready[source][chunk]; });
+        },
+        missing);
   }
   try {
     cuda::StreamContext context(driver_, stream);
@@ -205,8 +209,9 @@ void StreamExchange::release(int rank, cuda::Stream stream) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
     call = current(kRelease, rank, true);
-    wait(lock, call, [&] { return call->readers_left[rank] == 0; },
-         [&] { return "the readers of " + rank_names_[rank]; });
+    wait(
+        lock, call, [&] { return call->readers_left[rank] == 0; },
+        [&] { return "the readers of " + rank_names_[rank]; });
     copied = call->copied[rank];
   }
   cuda::StreamContext context(driver_, stream);

@@ -2,9 +2,9 @@
 //
 // Handlers run when a program is launched, not when the device gets there, so nothing is copied by the host and nobody
 // waits on the device for the host: sources record an event, readers' streams wait for it, copy, record another, and
-// the sources' streams wait for that. Launches come in the same order on every device, so that the n-th publish, receive
-// and release on a rank belong to the n-th call; the caller sees to it by launching the three steps of a call under one
-// lock.
+// the sources' streams wait for that. Launches come in the same order on every device, so that the n-th publish,
+// receive and release on a rank belong to the n-th call; the caller sees to it by launching the three steps of a call
+// under one lock.
 #pragma once
 
 #include <chrono>
@@ -43,11 +43,11 @@ class StreamExchange : public OpenCalls {
     CallId id;
     Clock::time_point deadline;
     double timeout_s;
-    std::vector<std::vector<const void*>> sources;   // [rank][leaf]
-    std::vector<std::vector<cuda::Event>> ready;     // [rank][chunk]; null until published
-    std::vector<int> readers_left;                   // [rank], (chunk, reader) pairs that are not enqueued yet
-    std::vector<std::map<int, cuda::Event>> copied;  // [rank][reader]: after the reader's last chunk so far
-    int launches_left = 0;                           // receives and releases that are not enqueued yet
+    std::vector<std::vector<const void*>> sources;    // [rank][leaf]
+    std::vector<std::vector<cuda::Event>> ready;      // [rank][chunk]; null until published
+    std::vector<int> readers_left;                    // [rank], (chunk, reader) pairs that are not enqueued yet
+    std::vector<std::map<int, cuda::Event>> copied;   // [rank][reader]: after the reader's last chunk so far
+    int launches_left = 0;                            // receives and releases that are not enqueued yet
     std::vector<std::pair<int, cuda::Event>> events;  // (rank, event) to be used again when the call has ended
     std::string error;
   };

@@ -1,6 +1,8 @@
 // Tests of the native core without XLA: the table of copies, the copies themselves, and the life of a call.
 // Meant to run under AddressSanitizer and ThreadSanitizer; memory is overwritten as soon as a callback says that it may
 // be, so that a core which still used it would be caught.
+#include "exchange.h"
+
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -13,7 +15,6 @@
 
 #include "check.h"
 #include "copy_plan.h"
-#include "exchange.h"
 #include "strided_copy.h"
 
 using jreshard::Copy;
@@ -108,10 +109,14 @@ void test_bad_tables_are_refused() {
     size_t at;
     int64_t value;
     std::string what;
-  } faults[] = {{0, 0, "number of ranks: 0"},    {3, 0, "chunk size: 0"},
-                {4, 4, "role: 4"},               {8, 1, "template: 1"},
-                {first_copy, 4, "source rank: 4"}, {first_copy + 1, 4, "destination rank: 4"},
-                {first_copy + 4, 0, "run length: 0"}, {first_copy + 5, 64, "number of dims: 64"}};
+  } faults[] = {{0, 0, "number of ranks: 0"},
+                {3, 0, "chunk size: 0"},
+                {4, 4, "role: 4"},
+                {8, 1, "template: 1"},
+                {first_copy, 4, "source rank: 4"},
+                {first_copy + 1, 4, "destination rank: 4"},
+                {first_copy + 4, 0, "run length: 0"},
+                {first_copy + 5, 64, "number of dims: 64"}};
   for (const auto& fault : faults) {
     Words bad = good;
     bad[fault.at] = fault.value;
@@ -184,9 +189,7 @@ struct TwoToTwo {
   std::shared_ptr<Exchange> exchange = two_to_two().exchange();
 
   std::string publish(int i, uint32_t call = 1) { return exchange->publish(call, i, 0, {src[i].data()}); }
-  void receive(int i, uint32_t call = 1) {
-    exchange->receive(call, 2 + i, 0, {dst[i].data()}, received[i].callback());
-  }
+  void receive(int i, uint32_t call = 1) { exchange->receive(call, 2 + i, 0, {dst[i].data()}, received[i].callback()); }
   void release(int i, uint32_t call = 1) { exchange->release(call, i, released[i].callback()); }
   bool arrived() const {
     return dst[0] == Bytes{0, 1, 2, 3, 8, 9, 10, 11} && dst[1] == Bytes{4, 5, 6, 7, 12, 13, 14, 15};
@@ -260,7 +263,8 @@ void test_timeouts_name_the_missing() {
   t.receive(1);
   t.release(0);
   const std::string expected =
-      "jreshard: transfer timed out after 0.05 s; source not published by device 1; destination not started on device 2";
+      "jreshard: transfer timed out after 0.05 s; source not published by device 1; destination not started on device "
+      "2";
   CHECK_TEXT(t.received[1].wait(), expected);
   CHECK_TEXT(t.released[0].wait(), expected);
   // Whoever comes late hears the same, and nothing is written any more.
@@ -301,21 +305,22 @@ void test_absurdly_long_timeouts() {
   t.exchange->abort(1, "over");
 }
 
-// One byte copied onto itself many times over: a copy that takes long and little memory. A second receiver waits for a
-// source that never comes.
+// One byte copied many times over to each byte of the destination, a task each: much time, little memory. A second
+// receiver waits for a source that never comes.
+constexpr int64_t kSlowBytes = 1024;
+
 Table slow_copy() {
-  constexpr int64_t kRows = int64_t{1} << 32;
-  return {1,
-          {kSends, kSends, kReceives, kReceives},
-          {0},
-          {{{0, 2, 0, 0, 1, {{kRows, 0, 0}}}, {1, 3, 0, 0, 1, {}}}}};
+  const std::vector<Dim> dims{{kSlowBytes, 0, 1}, {4 << 20, 0, 0}};
+  return {1, {kSends, kSends, kReceives, kReceives}, {0}, {{{0, 2, 0, 0, 1, dims}, {1, 3, 0, 0, 1, {}}}}};
 }
 
 void check_failure_while_copying(double timeout_s, const std::string& expected) {
   auto exchange = slow_copy().exchange();
   CHECK(exchange->begin(1, timeout_s));
   // Plain bytes: what a callback allows to be overwritten is overwritten in it, for ThreadSanitizer to see.
-  uint8_t src = 1, dst = 0;
+  uint8_t src = 1;
+  Bytes dst(kSlowBytes);
+  const Bytes poisoned(kSlowBytes, kPoison);
   Outcome copied, waiting, released, late;
   CHECK(exchange->publish(1, 0, 0, {&src}).empty());
   exchange->receive(1, 3, 0, {nullptr}, waiting.callback());
@@ -323,8 +328,8 @@ void check_failure_while_copying(double timeout_s, const std::string& expected) 
     src = kPoison;
     released.callback()(error);
   });
-  exchange->receive(1, 2, 0, {&dst}, [&](const std::string* error) {
-    dst = kPoison;
+  exchange->receive(1, 2, 0, {dst.data()}, [&](const std::string* error) {
+    std::copy(poisoned.begin(), poisoned.end(), dst.begin());
     copied.callback()(error);
   });
   if (timeout_s == kLong) exchange->abort(1, expected);
@@ -333,7 +338,7 @@ void check_failure_while_copying(double timeout_s, const std::string& expected) 
   exchange->release(1, 1, late.callback());
   CHECK_TEXT(late.wait(), copied.wait());
   std::this_thread::sleep_for(std::chrono::duration<double>(kShort));
-  CHECK(dst == kPoison);  // as it would not stay under a copy that had gone on
+  CHECK(dst == poisoned);  // as it would not stay under a copy that had gone on
   CHECK(exchange->open_calls() == 0);
 }
 
@@ -341,15 +346,15 @@ void test_abort_while_copying() { check_failure_while_copying(kLong, "the source
 
 void test_timeout_while_copying() { check_failure_while_copying(kShort, "source not published by device 1"); }
 
-// A call among ranks that partly send and receive at once: leaves cut into `senders` and `receivers` equal parts along
-// rows and columns, small ones and ones that go to the workers; every part of the destination has two replicas.
+// Calls among ranks some of which send and receive: square leaves of given sizes, whose rows are cut over the senders
+// and whose columns over the receivers; every part of the destination has two replicas.
 class Reshard {
  public:
   static constexpr int kSenders = 4, kReceivers = 3, kReplicas = 2, kFirstReceiver = 2;
   static constexpr int kRanks = kFirstReceiver + kReceivers * kReplicas;
   static constexpr int kChunk = 2;
 
-  Reshard() : sizes_{12, 0, 48, 960, 12, 24, 36} {
+  explicit Reshard(std::vector<int64_t> sizes) : sizes_(std::move(sizes)) {
     for (int64_t size : sizes_) table_.templates.push_back(copies(size));
     for (size_t leaf = 0; leaf < sizes_.size(); ++leaf) table_.leaf_template.push_back(leaf);
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -466,17 +471,16 @@ class Reshard {
   std::shared_ptr<Exchange> exchange_;
 };
 
-// A thousand calls, two of them in flight at any time, every device on a thread of its own for each of its roles.
-void test_many_calls_from_many_threads() {
-  constexpr uint32_t kCalls = 1000;
-  Reshard reshard;
+// Two calls are in flight at any time; every device has a thread of its own for each of its roles.
+void run_calls(uint32_t count, const std::vector<int64_t>& sizes) {
+  Reshard reshard(sizes);
   Reshard::Call calls[2];
   std::mutex mutex;
   std::condition_variable begun;
   uint32_t last_begun = 0;
 
   auto device = [&](void (Reshard::*run)(Reshard::Call&, int), int rank) {
-    for (uint32_t id = 1; id <= kCalls; ++id) {
+    for (uint32_t id = 1; id <= count; ++id) {
       {
         std::unique_lock<std::mutex> lock(mutex);
         begun.wait(lock, [&] { return last_begun >= id; });
@@ -489,13 +493,13 @@ void test_many_calls_from_many_threads() {
     if (rank < Reshard::kSenders) devices.emplace_back(device, &Reshard::run_sender, rank);
     if (rank >= Reshard::kFirstReceiver) devices.emplace_back(device, &Reshard::run_receiver, rank);
   }
-  for (uint32_t id = 1; id <= kCalls + 2; ++id) {
+  for (uint32_t id = 1; id <= count + 2; ++id) {
     Reshard::Call& call = calls[id % 2];
     if (id > 2) {
       call.wait();
       reshard.check_arrived(call);
     }
-    if (id > kCalls) continue;
+    if (id > count) continue;
     reshard.begin(call, id);
     std::lock_guard<std::mutex> lock(mutex);
     last_begun = id;
@@ -504,6 +508,10 @@ void test_many_calls_from_many_threads() {
   for (std::thread& thread : devices) thread.join();
   CHECK(reshard.exchange().open_calls() == 0);
 }
+
+void test_many_calls_from_many_threads() { run_calls(1000, {12, 0, 48, 12, 24, 36}); }
+
+void test_calls_big_enough_for_the_workers() { run_calls(20, {960, 12, 1200}); }
 
 // Calls that are aborted at any moment while their devices come and go: everyone hears of it, once.
 void test_aborts_at_any_moment() {
@@ -551,6 +559,7 @@ int main() {
       {"abort_while_copying", test_abort_while_copying},
       {"timeout_while_copying", test_timeout_while_copying},
       {"many_calls_from_many_threads", test_many_calls_from_many_threads},
+      {"calls_big_enough_for_the_workers", test_calls_big_enough_for_the_workers},
       {"aborts_at_any_moment", test_aborts_at_any_moment},
   };
   int failed = 0;
