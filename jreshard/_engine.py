@@ -102,7 +102,7 @@ class _Watcher:
 
     def watch(self, token: Array, exchange: Exchange, call: int) -> None:
         """Sees to it that the call ends when `token` turns out to be an error."""
-        if token.is_ready():
+        if token.is_ready():  # type: ignore[attr-defined]  # public, but not in the annotations of jax.Array
             _abort_if_failed(token, exchange, call)
             return
         with self._lock:

@@ -150,7 +150,8 @@ def _near(sharding: NamedSharding) -> NamedSharding:
 
 
 def _default_memory(sharding: NamedSharding) -> str:
-    kind: str = next(iter(sharding.device_set)).default_memory().kind
+    device: Any = next(iter(sharding.device_set))
+    kind: str = device.default_memory().kind
     return kind
 
 

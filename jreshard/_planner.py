@@ -29,7 +29,8 @@ class Moves:
     @property
     def elements(self) -> np.ndarray:
         """`int64[moves]`: elements in each box."""
-        return np.prod(self.stop - self.start, axis=1, dtype=np.int64)
+        count: np.ndarray = np.prod(self.stop - self.start, axis=1, dtype=np.int64)
+        return count
 
 
 def plan_moves(src: Layout, dst: Layout, src_ranks: np.ndarray, dst_ranks: np.ndarray, *, rotation: int = 0) -> Moves:
@@ -117,4 +118,5 @@ def _turns(wanted: np.ndarray, readers: np.ndarray) -> np.ndarray:
 def _ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
     """`first[0], first[0]+1, … first[0]+count[0]-1, first[1], …`."""
     ends = np.cumsum(count)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - count - first, count)
+    ranges: np.ndarray = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - count - first, count)
+    return ranges

@@ -126,9 +126,8 @@ class Programs:
         for chunk, leaves in enumerate(_chunks(len(self._items))):
             items = self._items[leaves]
             structs = [jax.ShapeDtypeStruct(_wire_shard(item), item.wire.array_dtype) for item in items]
-            reused = {
-                j: item.wire.encode(x) for j, (item, x) in enumerate(zip(items, old[leaves])) if not item.wire.converts
-            }
+            given = zip(items, old[leaves], strict=False)  # none where there are no old arrays
+            reused = {j: item.wire.encode(x) for j, (item, x) in enumerate(given) if not item.wire.converts}
             aliases = {1 + position: j for position, j in enumerate(reused)}
             receive = _ffi(RECEIVE, structs, input_output_aliases=aliases)
             wires = receive(call, *reused.values(), key=self._key, chunk=np.int64(chunk))
@@ -149,7 +148,8 @@ def _auto(mesh: Any) -> Mesh:
 
 
 def _zero(mesh: Mesh) -> Array:
-    return jax.device_put(np.uint32(0), NamedSharding(mesh, PartitionSpec()))
+    zero: Array = jax.device_put(np.uint32(0), NamedSharding(mesh, PartitionSpec()))
+    return zero
 
 
 def _chunks(count: int) -> list[slice]:
@@ -196,4 +196,4 @@ def _compile(fn: Program, mesh: Mesh, args: Sequence[Any], *, out_shardings: Any
 
 
 def _is_sub_byte(dtype: Any) -> bool:
-    return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and bits_of(np.dtype(dtype)) < 8
+    return not jnp.issubdtype(dtype, jax.dtypes.extended) and bits_of(np.dtype(dtype)) < 8

@@ -80,7 +80,7 @@ def boxes_of(shape: tuple[int, ...], sharding: NamedSharding) -> np.ndarray:
 def _shard_sums(x: Array, spec: PartitionSpec, dtype: Any) -> Array:
     """`uint32[2]` of one device's shard."""
     ndim = x.ndim
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         x, dtype = jax.random.key_data(x), jnp.uint32
     words = _words(x, np.dtype(dtype))
     if words.size == 0:

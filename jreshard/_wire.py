@@ -57,7 +57,7 @@ def wire_of(dtype: Any, *, packed: bool = True) -> Wire:
     Types of less than a byte lie packed in device memory and travel so, where every box begins and ends on a byte;
     `packed=False` gives the form for other boxes, one byte an element.
     """
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
         return Wire(dtype, np.dtype(words.dtype), words.dtype.itemsize * 8, words.shape)
     dtype = np.dtype(dtype)
