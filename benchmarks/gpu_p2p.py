@@ -7,6 +7,7 @@
 
 import argparse
 import ctypes
+import functools
 import json
 import platform
 import statistics
@@ -132,16 +133,28 @@ def copy_engine_ceiling(nbytes: int) -> float | None:
     return nbytes / seconds
 
 
+@functools.lru_cache
+def filler(shape: tuple[int, ...], dtype: str, sharding: NamedSharding) -> Any:
+    """A program that fills an array of this kind with values that depend on the position and a seed."""
+
+    def make(seed: Any) -> Any:
+        row = jnp.arange(shape[-1], dtype=jnp.float32) % 251 + seed
+        column = jnp.arange(shape[0], dtype=jnp.float32)[:, None] % 127 if len(shape) == 2 else 0
+        return (row + column).astype(dtype)
+
+    return jax.jit(make, out_shardings=sharding)
+
+
+def fill(shape: tuple[int, ...], dtype: str, sharding: NamedSharding, seed: int) -> Any:
+    return filler(shape, dtype, sharding)(np.float32(seed))
+
+
 def run_case(shapes: Any, src: Any, dst: Any, dtype: str, with_device_put: bool) -> dict[str, Any]:
     """Times one case three ways."""
     src_tree = {name: src(shape) for name, shape in shapes.items()}
     dst_tree = {name: dst(shape) for name, shape in shapes.items()}
-    make = jax.jit(
-        lambda: {n: (jnp.arange(s[-1], dtype=jnp.float32) % 127 + i).astype(dtype) * jnp.ones(s, dtype)
-                 for i, (n, s) in enumerate(shapes.items())},
-        out_shardings=src_tree,
-    )  # fmt: skip
-    params = jax.block_until_ready(make())
+    params = {name: fill(shape, dtype, src_tree[name], i) for i, (name, shape) in enumerate(shapes.items())}
+    jax.block_until_ready(params)
     plan = jreshard.plan(params, src_tree, dst_tree)
     got = jreshard.transfer(params, src_tree, dst_tree)
     for name in list(shapes)[:: max(1, len(shapes) // 5)]:

@@ -1,7 +1,7 @@
 """Reads what the caller hands over, and builds the plan or says all that is wrong with it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,8 @@ def build_plan(
     applied, out_tree, made = None, params, sources
     if transform is not None:
         applied = _apply(transform, params, sources, dtype, LeafErrors(doing))
-        out_tree, made, pattern = applied.out_info, applied.sources, None
+        # `_apply` has raised where XLA gave a leaf no sharding that can be planned.
+        out_tree, made, pattern = applied.out_info, cast(list[Source], applied.sources), None
     targets = _targets(out_tree, made, pattern, dst_sharding, dtype, LeafErrors(doing), executes)
     return Plan(shape, jax.tree.structure(out_tree), targets, _routes(targets), applied, replan)
 

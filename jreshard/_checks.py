@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 from jax import Array
-from jax.tree_util import keystr
 
+from jreshard._compat import is_array
 from jreshard._leaves import LeafErrors, paths_of
 from jreshard._mover import Target
 from jreshard._route import Route
-from jreshard._sources import Source, read_source
+from jreshard._sources import Source, any_deleted, facts_of, read_source
 
 TRANSPORTS = ("auto", "nccl", "p2p", "host")
 
@@ -46,7 +46,7 @@ def check_leaves(leaves: Sequence[Any], treedef: Any, params: Any, planned: Any,
     if treedef != planned:
         raise ValueError(f"execute: params has the structure {treedef}; the plan was made for {planned}")
     for i, (x, planned_source) in enumerate(zip(leaves, sources, strict=True)):
-        if isinstance(x, Array) and _matches(x, planned_source):
+        if is_array(x) and _matches(x, planned_source):
             continue
         path = paths_of(params)[i]
         source = read_source(x, planned_source.sharding, path, errors, structs=False)
@@ -56,7 +56,7 @@ def check_leaves(leaves: Sequence[Any], treedef: Any, params: Any, planned: Any,
 
 
 def _matches(x: Array, planned: Source) -> bool:
-    if isinstance(x, jax.core.Tracer) or x.is_deleted():
+    if x.is_deleted():
         return False
     return x.shape == planned.shape and x.dtype == planned.dtype and x.sharding == planned.sharding
 
@@ -71,22 +71,28 @@ def check_into(into: Any, treedef: Any, targets: Sequence[Target], leaves: Seque
     old, old_treedef = jax.tree.flatten(into)
     if old_treedef != treedef:
         raise ValueError(f"into has the structure {old_treedef}; expected that of the result, {treedef}")
+    sources = set(map(id, leaves))
+    if (
+        facts_of(old) == tuple([(t.shape, t.dtype, t.dst) for t in targets])
+        and not any_deleted(old)
+        and len(set(map(id, old)) - sources) == len(old)
+    ):
+        return old
     errors = LeafErrors("into")
     owner: dict[int, int] = {}
-    sources = {id(x) for x in leaves}
-    for i, (x, target) in enumerate(zip(old, targets, strict=True)):
+    for path, x, target in zip(paths_of(into), old, targets, strict=True):
         if fault := _into_fault(x, target, sources):
-            errors.add("into" + keystr(paths_of(into)[i]), *fault[:1], kind=fault[1])
-        elif (first := owner.setdefault(id(x), i)) != i and target.same_as != targets[first].same_as:
-            errors.add(
-                "into" + keystr(paths_of(into)[i]), f"is the same array as {targets[first].path}; expected its own"
-            )
+            errors.add(path, fault[0], root="into", kind=fault[1])
+            continue
+        first = targets[owner.setdefault(id(x), target.same_as)]
+        if target.same_as != first.same_as:
+            errors.add(path, f"is the same array as into{first.path}; expected its own", root="into")
     errors.raise_any()
     return old
 
 
 def _into_fault(x: Any, target: Target, sources: set[int]) -> tuple[str, type[Exception]] | None:
-    if not isinstance(x, Array) or isinstance(x, jax.core.Tracer):
+    if not is_array(x):
         return f"is a {type(x).__name__}; expected a jax.Array", TypeError
     if x.shape == target.shape and x.dtype == target.dtype and x.sharding == target.dst:
         if x.is_deleted():

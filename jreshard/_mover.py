@@ -12,6 +12,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from jreshard import _verify
+from jreshard._compat import is_array
 from jreshard._engine import Engine
 from jreshard._route import Route
 from jreshard._transform import SourceTransform
@@ -171,5 +172,5 @@ def _cast_host(value: Any, dtype: Any) -> Any:
 
 def _delete(arrays: Sequence[Any]) -> None:
     for x in arrays:
-        if isinstance(x, Array) and not x.is_deleted():
+        if is_array(x) and not x.is_deleted():
             x.delete()

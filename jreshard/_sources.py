@@ -1,15 +1,14 @@
 """What is handed over to be moved: which leaves are arrays on devices, which values of the host, which neither."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
-from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from jreshard._compat import is_tracer
+from jreshard._compat import is_array, is_tracer
 from jreshard._leaves import LeafErrors, Path
 
 HOST_TYPES = (bool, int, float, complex, np.ndarray, np.generic)
@@ -43,7 +42,7 @@ def read_source(x: Any, wanted: Sharding | None, path: Path, errors: LeafErrors,
     if is_tracer(x):
         message = "is a tracer; call transfer outside jit, on arrays that exist"
         errors.add(path, message, kind=TypeError)
-    elif isinstance(x, Array):
+    elif is_array(x):
         if x.is_deleted():
             errors.add(path, f"is deleted (or was donated); expected a live array of shape {x.shape}, dtype {x.dtype}")
             return None
@@ -98,8 +97,23 @@ def named_sharding(sharding: Sharding) -> NamedSharding | None:
     return None
 
 
+def facts_of(leaves: Sequence[Any]) -> tuple[Hashable, ...]:
+    """What tells leaves apart for planning: shape, dtype and sharding of an array. On the way of every transfer."""
+    return tuple([(x.shape, x.dtype, x.sharding) if is_array(x) else _host_facts(x) for x in leaves])
+
+
+def _host_facts(x: Any) -> Hashable:
+    return type(x), np.shape(x), getattr(x, "dtype", None)
+
+
+def any_deleted(leaves: Sequence[Any]) -> bool:
+    """Whether the memory of some array among the leaves is gone."""
+    return any([x.is_deleted() for x in leaves if is_array(x)])
+
+
 def alias_pattern(leaves: Sequence[Any]) -> tuple[int, ...] | None:
     """For each leaf the first place where the same object stands; `None` where all are distinct."""
+    if len(set(map(id, leaves))) == len(leaves):
+        return None
     first: dict[int, int] = {}
-    pattern = tuple(first.setdefault(id(leaf), i) for i, leaf in enumerate(leaves))
-    return None if len(first) == len(leaves) else pattern
+    return tuple(first.setdefault(id(leaf), i) for i, leaf in enumerate(leaves))

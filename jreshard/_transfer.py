@@ -7,13 +7,10 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
-from jax import Array
 
 from jreshard._build import build_plan
-from jreshard._compat import is_tracer
 from jreshard._plan import Plan
-from jreshard._sources import alias_pattern
+from jreshard._sources import alias_pattern, any_deleted, facts_of
 from jreshard._transform import Transform
 
 _PLANS_KEPT = 64
@@ -137,24 +134,14 @@ _plans = _PlanCache(_PLANS_KEPT)
 def _cached(params: Any, **request: Any) -> tuple[list[Any], Plan]:
     """The leaves of `params`, and the plan for trees like it."""
     leaves, treedef = jax.tree.flatten(params)
-    key = (treedef, tuple(map(_leaf_key, leaves)), alias_pattern(leaves), *map(_prefix_key, request.values()))
+    key = (treedef, facts_of(leaves), alias_pattern(leaves), *map(_prefix_key, request.values()))
     found = _plans.get(key)
-    if found is None or _any_deleted(leaves):
+    if found is None or any_deleted(leaves):
         found = build_plan(params, executes=True, replan=lambda other: _cached(other, **request)[1], **request)
         _plans.put(key, found)
     return leaves, found
 
 
-def _leaf_key(x: Any) -> Hashable:
-    if isinstance(x, Array) and not is_tracer(x):
-        return x.shape, x.dtype, x.sharding
-    return type(x), np.shape(x), getattr(x, "dtype", None)
-
-
 def _prefix_key(prefix: Any) -> Hashable:
     leaves, treedef = jax.tree.flatten(prefix)
     return treedef, tuple(leaves)
-
-
-def _any_deleted(leaves: list[Any]) -> bool:
-    return any(x.is_deleted() for x in leaves if isinstance(x, Array) and not is_tracer(x))

@@ -103,7 +103,8 @@ def _words(x: Array, dtype: np.dtype[Any]) -> Array:
         return x.astype(jnp.uint32)
     bits = bits_of(dtype)
     if x.dtype != dtype:
-        return x.astype(jnp.uint32) & jnp.uint32((1 << bits) - 1)
+        low_bits: Array = x.astype(jnp.uint32) & jnp.uint32((1 << bits) - 1)
+        return low_bits
     if bits > 32:
         return lax.bitcast_convert_type(x, jnp.uint32)
     return lax.bitcast_convert_type(x, jnp.dtype(f"uint{bits}")).astype(jnp.uint32)

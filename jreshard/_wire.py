@@ -43,7 +43,8 @@ class Wire:
     def decode(self, y: Array) -> Array:
         """The inverse of `encode`. Traced."""
         if self.tail:
-            return jax.random.wrap_key_data(y, impl=_key_impl(self.dtype))
+            keys: Array = jax.random.wrap_key_data(y, impl=_key_impl(self.dtype))
+            return keys
         if not self.converts:
             return y
         if jnp.issubdtype(self.dtype, jnp.integer):

@@ -10,7 +10,7 @@ namespace jreshard {
 
 StreamExchange::StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver)
     : plan_(std::move(plan)), rank_names_(std::move(rank_names)), driver_(driver), devices_(plan_.num_ranks()) {
-  for (auto& next : next_) next.assign(plan_.num_ranks(), 0);
+  for (auto& launched : launched_) launched.assign(plan_.num_ranks(), 0);
 }
 
 bool StreamExchange::begin(CallId id, double timeout_s) {
@@ -61,8 +61,9 @@ void StreamExchange::fail(Call& call, const std::string& reason) {
   call.error = reason;
   for (auto it = calls_.begin(); it != calls_.end(); ++it) {
     if (it->second.get() != &call) continue;
-    for (auto& next : next_) {
-      for (uint64_t& sequence : next) sequence = std::max(sequence, it->first + 1);
+    for (int step = 0; step < kSteps; ++step) {
+      const uint64_t next_call = (it->first + 1) * launches(static_cast<Step>(step));
+      for (uint64_t& launched : launched_[step]) launched = std::max(launched, next_call);
     }
     calls_.erase(it);
     break;
@@ -70,10 +71,10 @@ void StreamExchange::fail(Call& call, const std::string& reason) {
   changed_.notify_all();
 }
 
-StreamExchange::CallPtr StreamExchange::current(Step step, int rank, bool last) {
-  auto found = calls_.find(next_[step][rank]);
+StreamExchange::CallPtr StreamExchange::current(Step step, int rank) {
+  auto found = calls_.find(launched_[step][rank] / launches(step));
   if (found == calls_.end()) throw std::runtime_error("jreshard: this transfer is not under way; it failed before");
-  if (last) ++next_[step][rank];
+  ++launched_[step][rank];
   return found->second;
 }
 
@@ -88,7 +89,7 @@ void StreamExchange::wait(std::unique_lock<std::mutex>& lock, const CallPtr& cal
 }
 
 // With the lock held. The last launch of a call ends it: all the rest is in the streams' order.
-void StreamExchange::launched(const CallPtr& call) {
+void StreamExchange::end_launch(const CallPtr& call) {
   if (--call->launches_left > 0) return;
   for (auto [rank, event] : call->events) devices_[rank].free_events.push_back(event);
   for (auto it = calls_.begin(); it != calls_.end(); ++it) {
@@ -130,7 +131,7 @@ void StreamExchange::publish(int rank, int chunk, const std::vector<const void*>
   CallPtr call;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    call = current(kPublish, rank, chunk == plan_.num_chunks() - 1);
+    call = current(kPublish, rank);
   }
   cuda::StreamContext context(driver_, stream);
   const cuda::Event ready = record(call, rank, stream);
@@ -145,7 +146,7 @@ void StreamExchange::receive(int rank, int chunk, const std::vector<void*>& arra
   CallPtr call;
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    call = current(kReceive, rank, chunk == plan_.num_chunks() - 1);
+    call = current(kReceive, rank);
     auto missing = [&] {
       std::string names;
       for (int source : sources) {
@@ -169,7 +170,7 @@ void StreamExchange::receive(int rank, int chunk, const std::vector<void*>& arra
       call->copied[source][rank] = copied;
       --call->readers_left[source];
     }
-    launched(call);
+    end_launch(call);
     changed_.notify_all();
   } catch (const std::runtime_error& error) {
     abort(call->id, error.what());
@@ -208,7 +209,7 @@ void StreamExchange::release(int rank, cuda::Stream stream) {
   std::map<int, cuda::Event> copied;
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    call = current(kRelease, rank, true);
+    call = current(kRelease, rank);
     wait(
         lock, call, [&] { return call->readers_left[rank] == 0; },
         [&] { return "the readers of " + rank_names_[rank]; });
@@ -217,7 +218,7 @@ void StreamExchange::release(int rank, cuda::Stream stream) {
   cuda::StreamContext context(driver_, stream);
   for (auto [reader, event] : copied) order_after(stream, event);
   std::lock_guard<std::mutex> lock(mutex_);
-  launched(call);
+  end_launch(call);
 }
 
 }  // namespace jreshard

@@ -59,13 +59,15 @@ class StreamExchange : public OpenCalls {
     std::vector<cuda::Event> free_events;
   };
 
-  // With the lock held: the call that this launch belongs to; `last` ends the step on the rank.
-  CallPtr current(Step step, int rank, bool last);
+  // With the lock held: the call that this launch belongs to.
+  CallPtr current(Step step, int rank);
+  // Launches of a step on one rank that make up a call: XLA may reorder the chunks of a program, so they are counted.
+  uint64_t launches(Step step) const { return step == kRelease ? 1 : plan_.num_chunks(); }
   // Waits until `ready()` or throws: the call failed, or its deadline passed and `missing()` names who is late.
   template <typename Ready, typename Missing>
   void wait(std::unique_lock<std::mutex>& lock, const CallPtr& call, Ready ready, Missing missing);
   void fail(Call& call, const std::string& reason);
-  void launched(const CallPtr& call);
+  void end_launch(const CallPtr& call);
   // Records a new event of the call on `stream`, of the rank's device.
   cuda::Event record(const CallPtr& call, int rank, cuda::Stream stream);
   cuda::Stream stream_from(int rank, int source);
@@ -79,8 +81,8 @@ class StreamExchange : public OpenCalls {
   std::condition_variable changed_;
   std::map<uint64_t, CallPtr> calls_;  // by the order of begin()
   uint64_t begun_ = 0;
-  std::vector<uint64_t> next_[kSteps];  // [rank]: the call that the rank's next launch belongs to
-  std::vector<Device> devices_;         // [rank]
+  std::vector<uint64_t> launched_[kSteps];  // [rank]: launches so far
+  std::vector<Device> devices_;             // [rank]
 };
 
 }  // namespace jreshard

@@ -118,7 +118,11 @@ def test_many_leaves_between_collectives() -> None:
 def test_past_four_gib() -> None:
     src, dst = on([0], WHOLE), on([1], WHOLE)
     size = (1 << 32) + 1
-    x = jax.jit(lambda: (jax.lax.iota(jnp.uint32, size) * jnp.uint32(2654435761) >> 24).astype(jnp.uint8), out_shardings=src)()
+
+    def hashed() -> jax.Array:
+        return (jax.lax.iota(jnp.uint32, size) * jnp.uint32(2654435761) >> 24).astype(jnp.uint8)
+
+    x = jax.jit(hashed, out_shardings=src)()
     got = jreshard.transfer(x, src, dst, timeout=60)
     same = jax.jit(lambda a: jnp.sum(a.astype(jnp.uint32) * (jax.lax.iota(jnp.uint32, size) | 1)))
     assert int(same(x)) == int(same(got))
