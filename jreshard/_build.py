@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import Mesh, NamedSharding
 from jax.tree_util import keystr
 
 from jreshard._layout import LayoutError, layout_of_sharding
-from jreshard._leaves import LeafErrors, Path, match_shardings, paths_of
+from jreshard._leaves import LeafErrors, Path, describe, match_shardings, paths_of
 from jreshard._mover import Target
 from jreshard._plan import Plan, Shape
 from jreshard._route import Leaf, Route
@@ -34,17 +34,19 @@ def build_plan(
             without devices will do.
         replan: how the plan is made again for a tree whose leaves are shared in another way.
     """
-    doing = "transfer" if executes else "plan"
+    errors = LeafErrors("transfer" if executes else "plan")
     dtype = _floating(dtype)
-    sources = _read_sources(params, src_sharding, LeafErrors(doing), executes)
+    sources = _read_sources(params, src_sharding, errors, executes)
     pattern = alias_pattern(jax.tree.leaves(params))
-    shape = Shape(jax.tree.structure(params), tuple(sources), pattern)
-    applied, out_tree, made = None, params, sources
+    applied: SourceTransform | None = None
+    out_tree, made, out_pattern = params, sources, pattern
     if transform is not None:
-        applied = _apply(transform, params, sources, dtype, LeafErrors(doing))
-        # `_apply` has raised where XLA gave a leaf no sharding that can be planned.
-        out_tree, made, pattern = applied.out_info, cast(list[Source], applied.sources), None
-    targets = _targets(out_tree, made, pattern, dst_sharding, dtype, LeafErrors(doing), executes)
+        errors.raise_any()
+        applied = _apply(transform, params, cast(list[Source], sources), dtype, errors)
+        out_tree, made, out_pattern = applied.out_info, applied.sources, None
+    targets = _targets(out_tree, made, out_pattern, dst_sharding, dtype, errors, executes)
+    errors.raise_any()
+    shape = Shape(jax.tree.structure(params), tuple(cast(list[Source], sources)), pattern)
     return Plan(shape, jax.tree.structure(out_tree), targets, _routes(targets), applied, replan)
 
 
@@ -57,18 +59,16 @@ def _floating(dtype: Any) -> Any:
     return dtype
 
 
-def _read_sources(params: Any, src_sharding: Any, errors: LeafErrors, executes: bool) -> list[Source]:
+def _read_sources(params: Any, src_sharding: Any, errors: LeafErrors, executes: bool) -> list[Source | None]:
+    """What each leaf is; `None` where that is a fault, noted in `errors`."""
     wanted = match_shardings(src_sharding, params, "src_sharding", errors)
     errors.raise_any()
     sources = []
     for (path, x), sharding in zip(jax.tree_util.tree_flatten_with_path(params)[0], wanted, strict=True):
         source = read_source(x, sharding, path, errors, structs=not executes)
-        if source is None:
-            continue
-        sources.append(source)
-        if source.sharding is not None:
+        if source is not None and source.sharding is not None:
             _check_sharding(source, source.sharding, "lies", path, errors, executes)
-    errors.raise_any()
+        sources.append(source)
     return sources
 
 
@@ -79,41 +79,34 @@ def _apply(
         raise ValueError(f"transform runs as one program; the leaves lie on {len(sets)} different sets of devices")
     applied = SourceTransform(transform, params, sources, dtype)
     applied.check(errors)
-    errors.raise_any()
     return applied
 
 
 def _targets(
     tree: Any,
-    sources: Sequence[Source],
+    sources: Sequence[Source | None],
     pattern: tuple[int, ...] | None,
     dst_sharding: Any,
     dtype: Any,
     errors: LeafErrors,
     executes: bool,
 ) -> list[Target]:
+    """Where each leaf goes; faults are noted in `errors`, those of leaves whose source is at fault too."""
+    mismatches = len(errors)
     wanted = match_shardings(dst_sharding, tree, "dst_sharding", errors)
-    errors.raise_any()
+    if len(errors) > mismatches:
+        return []
     targets: list[Target] = []
     first: dict[Any, int] = {}
     for i, (path, source, dst) in enumerate(zip(paths_of(tree), sources, wanted, strict=True)):
         if not isinstance(dst, NamedSharding):
             errors.add(path, f"dst_sharding is {dst}; expected a NamedSharding", kind=TypeError)
-            continue
-        _check_sharding(source, dst, "is to go", path, errors, executes)
-        same_as = i if source.sharding is None else first.setdefault((pattern[i] if pattern else i, dst), i)
-        targets.append(
-            Target(
-                keystr(path),
-                source.shape,
-                cast_floating(source.dtype, dtype),
-                source.sharding,
-                source.dtype,
-                dst,
-                same_as,
-            )
-        )
-    errors.raise_any()
+        elif source is not None:
+            _check_sharding(source, dst, "is to go", path, errors, executes)
+            same_as = i if source.sharding is None else first.setdefault((pattern[i] if pattern else i, dst), i)
+            out_dtype = cast_floating(source.dtype, dtype)
+            target = Target(keystr(path), source.shape, out_dtype, source.sharding, source.dtype, dst, same_as)
+            targets.append(target)
     return targets
 
 
@@ -137,7 +130,7 @@ def _check_sharding(
         except LayoutError as error:
             fault = str(error)
     if fault is not None:
-        errors.add(path, f"{how} on {_brief(sharding)}: {fault}")
+        errors.add(path, f"{how} on {describe(sharding)}: {fault}")
 
 
 def _sharding_fault(sharding: NamedSharding, executes: bool) -> str | None:
@@ -148,9 +141,3 @@ def _sharding_fault(sharding: NamedSharding, executes: bool) -> str | None:
     if executes and not sharding.is_fully_addressable:
         return "it spans devices of other processes; this version moves arrays within one process"
     return None
-
-
-def _brief(sharding: Sharding) -> str:
-    if isinstance(sharding, NamedSharding):
-        return f"mesh {dict(sharding.mesh.shape)} as {sharding.spec}"
-    return str(sharding)

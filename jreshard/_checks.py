@@ -1,14 +1,16 @@
 """Checks of what is handed over with each execution. All run before anything moves."""
 
 import math
-from collections.abc import Sequence
+import numbers
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax import Array
 
 from jreshard._compat import is_array
-from jreshard._leaves import LeafErrors, paths_of
+from jreshard._leaves import LeafErrors, Path, describe, match_structure, paths_of
+from jreshard._memory import shared_memory
 from jreshard._mover import Target
 from jreshard._route import Route
 from jreshard._sources import Source, any_deleted, facts_of, read_source
@@ -18,7 +20,7 @@ TRANSPORTS = ("auto", "nccl", "p2p", "host")
 
 def check_options(timeout: float, transport: str, routes: Sequence[Route]) -> None:
     """Refuses timeouts that are none, and transports that do not reach the devices."""
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
         raise TypeError(f"timeout is {timeout!r}; expected seconds, a positive number")
     if not (math.isfinite(timeout) and timeout > 0):
         raise ValueError(f"timeout is {timeout!r}; expected a finite positive number of seconds")
@@ -44,7 +46,7 @@ def check_leaves(leaves: Sequence[Any], treedef: Any, params: Any, planned: Any,
     """Refuses a tree other than the one that the plan was made for, naming every leaf that differs."""
     errors = LeafErrors("execute")
     if treedef != planned:
-        raise ValueError(f"execute: params has the structure {treedef}; the plan was made for {planned}")
+        _refuse_structure(params, jax.tree.unflatten(planned, sources), ("params", "the plan"), errors)
     for i, (x, planned_source) in enumerate(zip(leaves, sources, strict=True)):
         if is_array(x) and _matches(x, planned_source):
             continue
@@ -55,6 +57,14 @@ def check_leaves(leaves: Sequence[Any], treedef: Any, params: Any, planned: Any,
     errors.raise_any()
 
 
+def _refuse_structure(given: Any, wanted: Any, names: tuple[str, str], errors: LeafErrors) -> None:
+    match_structure(given, wanted, names, errors)
+    errors.raise_any()
+    # The containers agree by type and keys, and differ in what they carry beside their leaves.
+    found, expected = jax.tree.structure(given), jax.tree.structure(wanted)
+    raise ValueError(f"{names[0]} has the structure {found}; expected that of {names[1]}, {expected}")
+
+
 def _matches(x: Array, planned: Source) -> bool:
     if x.is_deleted():
         return False
@@ -62,43 +72,66 @@ def _matches(x: Array, planned: Source) -> bool:
 
 
 def _short(source: Source) -> str:
-    where = "on the host" if source.sharding is None else f"on {source.sharding}"
+    where = "on the host" if source.sharding is None else f"on {describe(source.sharding)}"
     return f"{source.dtype}{list(source.shape)} {where}"
 
 
-def check_into(into: Any, treedef: Any, targets: Sequence[Target], leaves: Sequence[Any]) -> list[Array]:
-    """The leaves of `into`, if each can give its memory to the result's leaf."""
+def check_into(
+    into: Any, treedef: Any, targets: Sequence[Target], leaves: Sequence[Any], fresh: Callable[[Sequence[Any]], bool]
+) -> list[Array]:
+    """The leaves of `into`, if each can give its memory to the result's leaf.
+
+    Args:
+        into: what the caller handed over.
+        treedef: the structure of the result.
+        targets: the leaves of the result.
+        leaves: the leaves that are to be moved.
+        fresh: tells of leaves whether they are the last result as it was returned, which shares memory with nothing.
+    """
+    errors = LeafErrors("into")
     old, old_treedef = jax.tree.flatten(into)
     if old_treedef != treedef:
-        raise ValueError(f"into has the structure {old_treedef}; expected that of the result, {treedef}")
-    sources = set(map(id, leaves))
-    if (
-        facts_of(old) == tuple([(t.shape, t.dtype, t.dst) for t in targets])
-        and not any_deleted(old)
-        and len(set(map(id, old)) - sources) == len(old)
-    ):
+        _refuse_structure(into, jax.tree.unflatten(treedef, targets), ("into", "the result"), errors)
+    fits = facts_of(old) == tuple([(t.shape, t.dtype, t.dst) for t in targets]) and not any_deleted(old)
+    if fits and fresh(old) and set(map(id, old)).isdisjoint(map(id, leaves)):
         return old
-    errors = LeafErrors("into")
-    owner: dict[int, int] = {}
-    for path, x, target in zip(paths_of(into), old, targets, strict=True):
-        if fault := _into_fault(x, target, sources):
+    paths = paths_of(into)
+    for path, x, target in zip(paths, old, targets, strict=True):
+        if fault := _into_fault(x, target):
             errors.add(path, fault[0], root="into", kind=fault[1])
-            continue
-        first = targets[owner.setdefault(id(x), target.same_as)]
-        if target.same_as != first.same_as:
-            errors.add(path, f"is the same array as into{first.path}; expected its own", root="into")
     errors.raise_any()
+    _check_shared(old, paths, targets, leaves, errors)
     return old
 
 
-def _into_fault(x: Any, target: Target, sources: set[int]) -> tuple[str, type[Exception]] | None:
+def _check_shared(
+    old: list[Array], paths: Sequence[Path], targets: Sequence[Target], leaves: Sequence[Any], errors: LeafErrors
+) -> None:
+    owner: dict[int, int] = {}
+    for i, (path, x) in enumerate(zip(paths, old, strict=True)):
+        first = owner.setdefault(id(x), i)
+        if targets[first].same_as != targets[i].same_as:
+            errors.add(path, f"is the same array as into{targets[first].path}; expected its own", root="into")
+    for i, other in shared_memory(old, leaves).items():
+        whose = "a leaf of params" if other is None else f"into{targets[other].path}"
+        errors.add(paths[i], f"has the memory of {whose}; expected its own", root="into")
+    errors.raise_any()
+
+
+def _into_fault(x: Any, target: Target) -> tuple[str, type[Exception]] | None:
     if not is_array(x):
         return f"is a {type(x).__name__}; expected a jax.Array", TypeError
-    if x.shape == target.shape and x.dtype == target.dtype and x.sharding == target.dst:
-        if x.is_deleted():
-            return "is deleted (or was donated); expected a live array", ValueError
-        if id(x) in sources:
-            return "is also a leaf of params; expected another array", ValueError
-        return None
-    found = f"{x.dtype}{list(x.shape)} on {x.sharding}"
-    return f"is {found}; expected {target.dtype}{list(target.shape)} on {target.dst}", ValueError
+    if x.shape != target.shape or x.dtype != target.dtype or not _same_placement(x, target):
+        found = f"{x.dtype}{list(x.shape)} on {describe(x.sharding)}"
+        return f"is {found}; expected {target.dtype}{list(target.shape)} on {describe(target.dst)}", ValueError
+    if x.is_deleted():
+        return "is deleted (or was donated); expected a live array", ValueError
+    return None
+
+
+def _same_placement(x: Array, target: Target) -> bool:
+    """JAX writes the spec of a PRNG key array in another way than it was given."""
+    if x.sharding == target.dst:
+        return True
+    is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return bool(is_key and x.sharding.is_equivalent_to(target.dst, x.ndim))

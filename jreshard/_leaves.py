@@ -1,13 +1,15 @@
 """Trees of arrays and prefix trees of shardings: leaves, their paths, and errors that name them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.tree_util import keystr
 
 Path = tuple[Any, ...]
+
+_IDS_SHOWN = 16
 
 
 class LeafErrors:
@@ -34,8 +36,8 @@ class LeafErrors:
         self._found.append(f"  {name}: {message}")
         self._kinds.add(kind)
 
-    def __bool__(self) -> bool:
-        return bool(self._found)
+    def __len__(self) -> int:
+        return len(self._found)
 
     def raise_any(self) -> None:
         """Raises `TypeError` if every fault is one of type, `ValueError` if any is not, nothing without faults."""
@@ -79,41 +81,68 @@ def _match(prefix: Any, tree: Any, path: Path, name: str, errors: LeafErrors, ou
     given, wanted = _children(prefix), _children(tree)
     if given is None:
         errors.add(path, f"{name} has a {type(prefix).__name__}; expected a NamedSharding", kind=TypeError)
-        return
-    if wanted is None:
+    elif wanted is None:
         errors.add(
             path, f"{name} has a {type(prefix).__name__}; expected one NamedSharding, for params has a leaf here"
         )
+    elif tree is not None:
+        if not _same_keys(prefix, tree, path, (name, "params"), errors):
+            return
+        keys = _keys_of(tree)
+        for key, child in wanted.items():
+            _match(given[key], child, (*path, keys[key]), name, errors, out)
+
+
+def match_structure(given: Any, wanted: Any, names: tuple[str, str], errors: LeafErrors, path: Path = ()) -> None:
+    """Notes where two trees have other containers, keys or types of container, by path.
+
+    Args:
+        given: the tree that the caller handed over.
+        wanted: a tree of the structure that is expected.
+        names: what the two are called.
+        errors: where mismatches are noted, under the first name.
+        path: where in the trees the comparison begins.
+    """
+    ours, theirs = _children(given), _children(wanted)
+    if ours is None and theirs is None:
         return
-    if tree is None:
-        return
-    by_key = {_plain(key): child for key, child in given}
-    wanted_keys = {_plain(key) for key, _ in wanted}
-    if by_key.keys() != wanted_keys:
-        errors.add(path, _container_mismatch(prefix, tree, by_key.keys(), wanted_keys, name))
-        return
-    for key, child in wanted:
-        _match(by_key[_plain(key)], child, (*path, key), name, errors, out)
+    if ours is None or theirs is None or type(given) is not type(wanted):
+        found, expected = (_kind(x, c) for x, c in ((given, ours), (wanted, theirs)))
+        errors.add(path, f"is {found}; expected {expected}, as in {names[1]}", root=names[0])
+    elif _same_keys(given, wanted, path, names, errors):
+        keys = _keys_of(wanted)
+        for key, child in theirs.items():
+            match_structure(ours[key], child, names, errors, (*path, keys[key]))
 
 
-def _container_mismatch(prefix: Any, tree: Any, given: Any, wanted: Any, name: str) -> str:
-    def listed(keys: Any) -> str:
-        return ", ".join(sorted(map(repr, keys)))
-
-    parts = [f"params has a {type(tree).__name__}, {name} has a {type(prefix).__name__}"]
-    if missing := wanted - given:
-        parts.append(f"{name} lacks {listed(missing)}")
-    if extra := given - wanted:
-        parts.append(f"{name} has {listed(extra)}, which params has not")
-    return "; ".join(parts)
+def _kind(node: Any, children: dict[Any, Any] | None) -> str:
+    return "a leaf" if children is None else f"a {type(node).__name__}"
 
 
-def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    """The direct children of a container with their keys; `None` for a leaf."""
+def _same_keys(given: Any, wanted: Any, path: Path, names: tuple[str, str], errors: LeafErrors) -> bool:
+    """Whether two containers have the same keys; notes each that one of them lacks."""
+    ours, theirs = _keys_of(given), _keys_of(wanted)
+    for plain in theirs.keys() - ours.keys():
+        message = f"is missing in {names[0]} (a {type(given).__name__}); expected as in {names[1]}"
+        errors.add((*path, theirs[plain]), f"{message} (a {type(wanted).__name__})", root=names[1])
+    for plain in ours.keys() - theirs.keys():
+        message = f"is in {names[0]} (a {type(given).__name__}); expected only what {names[1]} has"
+        errors.add((*path, ours[plain]), f"{message} (a {type(wanted).__name__})", root=names[0])
+    return ours.keys() == theirs.keys()
+
+
+def _children(node: Any) -> dict[Any, Any] | None:
+    """The direct children of a container by their plain keys; `None` for a leaf."""
     found = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)[0]
     if len(found) == 1 and found[0][0] == ():
         return None
-    return [(path[0], child) for path, child in found]
+    return {_plain(path[0]): child for path, child in found}
+
+
+def _keys_of(node: Any) -> dict[Any, Any]:
+    """JAX's key objects of a container's children, by their plain keys."""
+    found = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)[0]
+    return {_plain(path[0]): path[0] for path, _ in found}
 
 
 def _plain(key: Any) -> Any:
@@ -124,7 +153,14 @@ def _plain(key: Any) -> Any:
     return key
 
 
-def describe(values: Sequence[Any], limit: int = 8) -> str:
-    """The values in a line, cut after `limit` of them."""
-    shown = ", ".join(map(str, values[:limit]))
-    return shown if len(values) <= limit else f"{shown}, … ({len(values)} in all)"
+def describe(sharding: Sharding | None) -> str:
+    """A sharding in a line that tells it from others like it: mesh, devices, spec, memory."""
+    if not isinstance(sharding, NamedSharding):
+        return str(sharding)
+    text = f"mesh {dict(sharding.mesh.shape)}"
+    if isinstance(sharding.mesh, Mesh):
+        ids = [device.id for device in sharding.mesh.devices.flat]
+        shown = ", ".join(map(str, ids[:_IDS_SHOWN])) + (", …" if len(ids) > _IDS_SHOWN else "")
+        text += f" of devices [{shown}]"
+    memory = f" in {sharding.memory_kind}" if sharding.memory_kind not in (None, "device") else ""
+    return f"{text} as {sharding.spec}{memory}"

@@ -1,9 +1,10 @@
 """Executes the routes of a plan on the leaves of a tree."""
 
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -65,6 +66,7 @@ class Mover:
         self._targets, self._routes, self._transform = targets, routes, transform
         self._lock = threading.Lock()
         self._host = [i for i, t in enumerate(targets) if t.src is None]
+        self._last: list[weakref.ref[Array]] = []
         self._shared = [i for i, t in enumerate(targets) if t.same_as != i]
 
     def run(
@@ -89,14 +91,20 @@ class Mover:
         out: list[Any] = [None] * len(self._targets)
         for leg in legs:
             self._run_leg(leg, made, into, out, verify, timeout)
-        self._place_host_values(made, out)
+        self._place_host_values(made, out, into)
         for i in self._shared:
             out[i] = out[self._targets[i].same_as]
         if into is not None:
             _delete(into)
         if donate:
             _delete(made)
+        self._last = [weakref.ref(x) for x in out]
         return out
+
+    def returned_last(self, arrays: Sequence[Any]) -> bool:
+        """Whether these are the very arrays of the last result: no others have their memory."""
+        last = self._last
+        return len(arrays) == len(last) and all([ref() is x for ref, x in zip(last, arrays, strict=True)])
 
     @cached_property
     def _legs(self) -> list[_Leg]:
@@ -132,13 +140,18 @@ class Mover:
             sides.append(list(zip(_verify.checksums(arrays, shardings, dtypes), boxes, strict=True)))
         _verify.compare([leaf.path for leaf in route.leaves], *sides)
 
-    def _place_host_values(self, made: Sequence[Any], out: list[Any]) -> None:
-        if not self._host:
-            return
-        values = [_cast_host(made[i], self._targets[i].dtype) for i in self._host]
-        placed = jax.device_put(values, [self._targets[i].dst for i in self._host])
-        for i, array in zip(self._host, placed, strict=True):
-            out[i] = array
+    def _place_host_values(self, made: Sequence[Any], out: list[Any], into: Sequence[Array] | None) -> None:
+        for i in self._host:
+            target = self._targets[i]
+            lent = jax.device_put(_cast_host(made[i], target.dtype), target.dst)
+            # On CPU the first device_put lends NumPy's memory, which its owner may write to.
+            out[i] = jax.device_put(lent, target.dst, may_alias=False) if into is None else _overwrite(into[i], lent)
+
+
+@partial(jax.jit, donate_argnums=0, keep_unused=True)
+def _overwrite(old: Array, new: Array) -> Array:
+    """`new` in the memory of `old`."""
+    return new
 
 
 def _far(shardings: dict[int, NamedSharding]) -> dict[int, NamedSharding]:

@@ -111,8 +111,12 @@ class Plan:
     ) -> Any:
         """`execute` for leaves that are known to be those that the plan was made for."""
         check_options(timeout, transport, self.routes)
-        old = None if into is None else check_into(into, self._out_treedef, self.targets, leaves)
-        out = self._mover.run(leaves, old, donate=donate, verify=verify, timeout=timeout)
+        old = (
+            None
+            if into is None
+            else check_into(into, self._out_treedef, self.targets, leaves, self._mover.returned_last)
+        )
+        out = self._mover.run(leaves, old, donate=donate, verify=verify, timeout=float(timeout))
         return jax.tree.unflatten(self._out_treedef, out)
 
     @cached_property

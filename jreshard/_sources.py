@@ -9,7 +9,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jreshard._compat import is_array, is_tracer
-from jreshard._leaves import LeafErrors, Path
+from jreshard._leaves import LeafErrors, Path, describe
+from jreshard._wire import UNUSABLE
 
 HOST_TYPES = (bool, int, float, complex, np.ndarray, np.generic)
 
@@ -62,6 +63,9 @@ def read_source(x: Any, wanted: Sharding | None, path: Path, errors: LeafErrors,
 def _located(
     x: Any, sharding: Sharding | None, wanted: Sharding | None, path: Path, errors: LeafErrors
 ) -> Source | None:
+    if x.dtype.name in UNUSABLE:
+        errors.add(path, f"is of dtype {x.dtype}, which XLA cannot compute with; expected another", kind=TypeError)
+        return None
     if sharding is None:
         errors.add(path, f"is {x} without a sharding; give one, or src_sharding")
         return None
@@ -69,7 +73,7 @@ def _located(
         errors.add(path, f"src_sharding is {wanted}; expected a NamedSharding", kind=TypeError)
         return None
     if wanted is not None and not _lies(x, sharding, wanted):
-        errors.add(path, f"lies on {sharding}; expected {wanted}, as src_sharding says")
+        errors.add(path, f"lies on {describe(sharding)}; expected {describe(wanted)}, as src_sharding says")
         return None
     named = wanted or named_sharding(sharding)
     if named is None:

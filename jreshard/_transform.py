@@ -51,7 +51,7 @@ class SourceTransform:
         self.out_info = lowered.out_info
         outs = jax.tree.leaves(self.out_info)
         shardings = jax.tree.leaves(compiled.output_shardings)
-        self.sources = [
+        self.sources: list[Source | None] = [
             Source(tuple(out.shape), out.dtype, named) if (named := named_sharding(sharding)) else None
             for out, sharding in zip(outs, shardings, strict=True)
         ]

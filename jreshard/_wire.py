@@ -8,6 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+# XLA packs these in memory.
+_PACKED_BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4}
+
+# Arrays of these can be made, but XLA ends the process when a program takes one.
+UNUSABLE = {"int1", "uint1", "float6_e2m3fn", "float6_e3m2fn"}
+
 
 @dataclass(frozen=True)
 class Wire:
@@ -71,13 +77,7 @@ def wire_of(dtype: Any, *, packed: bool = True) -> Wire:
 
 def bits_of(dtype: np.dtype[Any]) -> int:
     """What one element occupies in device memory, in bits."""
-    if dtype == np.bool_:
-        return 8
-    if jnp.issubdtype(dtype, jnp.integer):
-        return int(jnp.iinfo(dtype).bits)
-    if jnp.issubdtype(dtype, jnp.floating):
-        return int(jnp.finfo(dtype).bits)
-    return dtype.itemsize * 8
+    return _PACKED_BITS.get(dtype.name, dtype.itemsize * 8)
 
 
 def _unsigned_of(dtype: Any) -> Any:

@@ -21,8 +21,6 @@ SUB_BYTE_BITS = {
     "int4": 4,
     "uint4": 4,
     "float4_e2m1fn": 4,
-    "float6_e2m3fn": 6,
-    "float6_e3m2fn": 6,
 }
 
 

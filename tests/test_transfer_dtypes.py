@@ -23,6 +23,7 @@ ROUNDS = 3
 DTYPES = ["bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32", "complex64"]
 FLOAT8 = sorted(name for name in dir(jnp) if name.startswith("float8_"))
 SUB_BYTE = sorted(name for name in SUB_BYTE_BITS if hasattr(jnp, name))
+UNUSABLE = ["int1", "uint1", "float6_e2m3fn", "float6_e3m2fn"]
 WIDE = ["int64", "uint64", "float64", "complex128"]
 KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
 
@@ -76,6 +77,16 @@ def test_sub_byte_dtype(name):
     if not backend_holds(dtype):
         pytest.skip(f"this backend has no {name}")
     move_three_times(dtype)
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_dtype_that_xla_cannot_compute_with_is_refused(name):
+    if not hasattr(jnp, name):
+        pytest.skip(f"this jax has no {name}")
+    struct = jax.ShapeDtypeStruct((4,), jnp.dtype(getattr(jnp, name)))
+    on = named(mesh([0]))
+    with pytest.raises(TypeError, match=rf"\['w'\].*{name}"):
+        jreshard.plan({"w": struct}, on, on)
 
 
 @pytest.mark.parametrize("name", WIDE)

@@ -1,0 +1,37 @@
+"""Which arrays share memory: a donated array must not be another's as well."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax import Array
+
+from jreshard._compat import is_array
+
+
+def buffers_of(x: Array) -> Iterator[tuple[Any, int]]:
+    """(device, address) of every shard of `x` in this process."""
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    for shard in x.addressable_shards:
+        if shard.data.size:
+            yield shard.device, shard.data.unsafe_buffer_pointer()
+
+
+def shared_memory(donated: Sequence[Array], kept: Iterable[Any]) -> dict[int, int | None]:
+    """For each donated array whose memory is also another's: the donated one before it, or `None` for a kept one.
+
+    Two places with the same array object count as one.
+    """
+    owner: dict[Any, int | None] = {buffer: None for x in kept if is_array(x) for buffer in buffers_of(x)}
+    seen: dict[int, int] = {}
+    found: dict[int, int | None] = {}
+    for i, x in enumerate(donated):
+        if seen.setdefault(id(x), i) != i:
+            continue
+        for buffer in buffers_of(x):
+            if buffer in owner:
+                found[i] = owner[buffer]
+            else:
+                owner[buffer] = i
+    return found
