@@ -1,8 +1,8 @@
-"""Runs one route: dispatches its programs in the order in which nobody can wait in a circle."""
+"""Runs one route: launches its programs in an order in which nobody can wait in a circle."""
 
-import queue
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ from jax import Array
 from jreshard._native import Exchange
 from jreshard._programs import Program, Programs
 from jreshard._route import Route
+from jreshard._watcher import watcher
 
 # On GPUs the n-th launch of a step belongs to the n-th call, and all devices must see calls in one order.
 _launch_order = threading.RLock()
@@ -28,6 +29,7 @@ class Engine:
     def __init__(self, route: Route, src_dtypes: Sequence[Any]) -> None:
         self._programs = Programs(route, src_dtypes)
         self._exchange = Exchange(route.fingerprint, route.table, route.devices)
+        self._on_streams = route.devices[0].platform == "gpu"
         self._lock = threading.Lock()
 
     def __del__(self) -> None:
@@ -55,7 +57,7 @@ class Engine:
         return self._programs.compile_receive(into=True)
 
     def compile(self, *, into: bool) -> None:
-        """Compiles whatever a run needs, so that a later run dispatches at once."""
+        """Compiles whatever a run needs, so that a later run launches at once."""
         with self._lock:
             _ = self._publish, self._release, self._receive_into if into else self._receive_new
             if self._programs.prepared:
@@ -72,55 +74,21 @@ class Engine:
         return arrays
 
     def run(self, published: Sequence[Array], into: Sequence[Array] | None, timeout: float) -> list[Array]:
-        """Moves the published arrays; returns at once with arrays that become ready, or fail, by the timeout."""
-        with _launch_order:
+        """Moves the published arrays; returns with arrays that become ready, or fail, by the timeout."""
+        with _launch_order if self._on_streams else nullcontext():
             call = self._exchange.begin(timeout)
             try:
-                # The call's number is the only thing that comes from the host; it is not what a guard is set against.
+                # Only the call's number comes from the host; it is not what a guard is set against.
                 with jax.transfer_guard("allow"):
                     return self._launch(call, published, into)
             except BaseException as error:
-                self._exchange.abort(call, f"jreshard: dispatching the transfer failed: {error}")
+                self._exchange.abort(call, f"jreshard: launching the transfer failed: {error}")
                 raise
 
     def _launch(self, call: int, published: Sequence[Array], into: Sequence[Array] | None) -> list[Array]:
+        # Publish and release apart: a release holds up its device, where the same device's receive must go first.
         src_call, dst_call = self._programs.call_operands(call)
-        token = self._publish(src_call, *published)
-        _watcher.watch(token, self._exchange, call)
+        watcher.watch(self._publish(src_call, *published), self._exchange, call)
         new: list[Array] = self._receive_new(dst_call) if into is None else self._receive_into(dst_call, *into)
         self._release(src_call, *published)
         return new
-
-
-class _Watcher:
-    """Fails a call whose source arrays fail: their program never runs, and the readers would wait for the timeout."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Array, Exchange, int]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._started = False
-
-    def watch(self, token: Array, exchange: Exchange, call: int) -> None:
-        """Sees to it that the call ends when `token` turns out to be an error."""
-        if token.is_ready():  # type: ignore[attr-defined]  # public, but not in the annotations of jax.Array
-            _abort_if_failed(token, exchange, call)
-            return
-        with self._lock:
-            if not self._started:
-                threading.Thread(target=self._loop, name="jreshard-watcher", daemon=True).start()
-                self._started = True
-        self._queue.put((token, exchange, call))
-
-    def _loop(self) -> None:
-        while True:
-            _abort_if_failed(*self._queue.get())
-
-
-def _abort_if_failed(token: Array, exchange: Exchange, call: int) -> None:
-    try:
-        token.block_until_ready()
-    except Exception as error:  # whatever the source's computation raised is what the readers get
-        exchange.abort(call, f"jreshard: a source array failed: {error}")
-
-
-_watcher = _Watcher()

@@ -97,8 +97,7 @@ class Programs:
                 call = _ffi(PUBLISH, token)(call, *wires[leaves], key=self._key, chunk=np.int64(chunk))
             return call
 
-        mapped = _shard_map(publish, self._src, self._source_specs(), PartitionSpec())
-        return _compile(mapped, self._src, self._source_args())
+        return self._compile_source(publish)
 
     def compile_release(self) -> Program:
         """`(call, published arrays…) -> token`; while it runs, XLA keeps the arrays as they are."""
@@ -106,8 +105,13 @@ class Programs:
         def release(call: Array, *_: Array) -> Any:
             return _ffi(RELEASE, jax.ShapeDtypeStruct((), jnp.uint32))(call, key=self._key)
 
-        mapped = _shard_map(release, self._src, self._source_specs(), PartitionSpec())
-        return _compile(mapped, self._src, self._source_args(), keep_unused=True)
+        return self._compile_source(release)
+
+    def _compile_source(self, body: Program) -> Program:
+        specs = [PartitionSpec(), *(item.leaf.src.spec for item in self._items)]
+        arrays = [_struct(i.leaf.shape, i.published_dtype, self._src, i.leaf.src.spec) for i in self._items]
+        mapped = _shard_map(body, self._src, specs, PartitionSpec())
+        return _compile(mapped, self._src, [_call_struct(self._src), *arrays], keep_unused=True)
 
     def compile_receive(self, *, into: bool) -> Program:
         """`(call[, old arrays…]) -> [new arrays]`; old arrays are donated and give their memory."""
@@ -133,13 +137,6 @@ class Programs:
             wires = receive(call, *reused.values(), key=self._key, chunk=np.int64(chunk))
             new += [item.wire.decode(y) for item, y in zip(items, wires, strict=True)]
         return new
-
-    def _source_specs(self) -> list[PartitionSpec]:
-        return [PartitionSpec(), *(item.leaf.src.spec for item in self._items)]
-
-    def _source_args(self) -> list[Any]:
-        arrays = [_struct(i.leaf.shape, i.published_dtype, self._src, i.leaf.src.spec) for i in self._items]
-        return [_call_struct(self._src), *arrays]
 
 
 def _auto(mesh: Any) -> Mesh:

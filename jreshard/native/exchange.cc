@@ -10,10 +10,9 @@ namespace jreshard {
 namespace {
 
 constexpr size_t kFailuresKept = 64;
-// A chunk this small is copied by the thread that found it ready: handing it over would take longer.
-constexpr int64_t kInlineBytes = 256 << 10;
-// Big enough to hide the cost of a task, small enough to even out the threads' loads.
-constexpr int64_t kTaskBytes = 4 << 20;
+// A task is big enough to hide the cost of handing it over, and small enough to even out the threads' loads.
+constexpr int64_t kLeastTaskBytes = 2 << 20;
+constexpr int64_t kMostTaskBytes = 4 << 20;
 // Longer than any process lives, and few enough nanoseconds for the clock to add.
 constexpr double kMaxTimeoutS = 1e9;
 
@@ -28,19 +27,21 @@ struct Piece {
   int64_t to;
 };
 
-// Collects pieces into tasks of some kTaskBytes.
+// Collects pieces into tasks of some `task_bytes`.
 class TaskBuilder {
  public:
+  explicit TaskBuilder(int64_t task_bytes) : task_bytes_(task_bytes) {}
+
   void add(const Copy& copy, const char* src, char* dst) {
     const int64_t rows = copy.rows();
-    const int64_t rows_a_piece = std::max<int64_t>(1, kTaskBytes / copy.run);
+    const int64_t rows_a_piece = std::max<int64_t>(1, task_bytes_ / copy.run);
     for (int64_t row = 0; row < rows; row += rows_a_piece) {
       const int64_t end = std::min(rows, row + rows_a_piece);
-      for (int64_t from = 0; from < copy.run; from += kTaskBytes) {
-        const int64_t to = std::min(copy.run, from + kTaskBytes);
+      for (int64_t from = 0; from < copy.run; from += task_bytes_) {
+        const int64_t to = std::min(copy.run, from + task_bytes_);
         pieces_.push_back({&copy, src, dst, row, end, from, to});
         bytes_ += (end - row) * (to - from);
-        if (bytes_ >= kTaskBytes) flush();
+        if (bytes_ >= task_bytes_) flush();
       }
     }
   }
@@ -56,6 +57,7 @@ class TaskBuilder {
     bytes_ = 0;
   }
 
+  const int64_t task_bytes_;
   std::vector<Piece> pieces_;
   int64_t bytes_ = 0;
   std::vector<std::vector<Piece>> tasks_;
@@ -208,21 +210,20 @@ void Exchange::start(CallId id, const CallPtr& call, int chunk, int rank, Deferr
 
 void Exchange::run(CallId id, const CallPtr& call, int chunk, int rank) {
   Job& mine = job(*call, chunk, rank);
-  TaskBuilder builder;
   int64_t bytes = 0;
+  for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
+    for (const Copy& copy : plan_.copies(leaf, rank)) bytes += copy.bytes();
+  }
+  Workers& workers = Workers::shared();
+  TaskBuilder builder(std::clamp(bytes / (2 * workers.threads()), kLeastTaskBytes, kMostTaskBytes));
   for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
     char* const dst = static_cast<char*>(mine.arrays[leaf - plan_.chunk_begin(chunk)]);
     for (const Copy& copy : plan_.copies(leaf, rank)) {
       builder.add(copy, static_cast<const char*>(call->sources[copy.src_rank][leaf]), dst);
-      bytes += copy.bytes();
     }
   }
   std::vector<std::vector<Piece>> tasks = builder.take();
-  if (bytes <= kInlineBytes) {
-    for (const auto& pieces : tasks) copy_pieces(pieces);
-    finish(id, call, chunk, rank);
-    return;
-  }
+  if (tasks.empty()) return finish(id, call, chunk, rank);
   mine.tasks_left = static_cast<int>(tasks.size());
   std::vector<Workers::Task> work;
   for (auto& pieces : tasks) {
@@ -231,7 +232,11 @@ void Exchange::run(CallId id, const CallPtr& call, int chunk, int rank) {
       if (--job(*call, chunk, rank).tasks_left == 0) finish(id, call, chunk, rank);
     });
   }
-  Workers::shared().submit(std::move(work));
+  // The thread that found the job ready copies too.
+  const Workers::Task mine_first = std::move(work.back());
+  work.pop_back();
+  if (!work.empty()) workers.submit(std::move(work));
+  mine_first();
 }
 
 void Exchange::finish(CallId id, const CallPtr& call, int chunk, int rank) {

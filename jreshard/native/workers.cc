@@ -24,7 +24,7 @@ Workers& Workers::shared() {
   return *workers;
 }
 
-Workers::Workers(int threads) {
+Workers::Workers(int threads) : threads_(threads) {
   for (int i = 0; i < threads; ++i) std::thread([this] { loop(); }).detach();
 }
 

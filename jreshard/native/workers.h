@@ -17,12 +17,14 @@ class Workers {
   // destruction order.
   static Workers& shared();
 
+  int threads() const { return threads_; }
   void submit(std::vector<Task> tasks);
 
  private:
   explicit Workers(int threads);
   void loop();
 
+  const int threads_;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Task> tasks_;
