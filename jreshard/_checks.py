@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from jreshard._compat import is_array
@@ -77,7 +78,13 @@ def _short(source: Source) -> str:
 
 
 def check_into(
-    into: Any, treedef: Any, targets: Sequence[Target], leaves: Sequence[Any], fresh: Callable[[Sequence[Any]], bool]
+    into: Any,
+    treedef: Any,
+    targets: Sequence[Target],
+    leaves: Sequence[Any],
+    *,
+    fresh: Callable[[Sequence[Any]], bool],
+    apart: bool,
 ) -> list[Array]:
     """The leaves of `into`, if each can give its memory to the result's leaf.
 
@@ -86,14 +93,15 @@ def check_into(
         treedef: the structure of the result.
         targets: the leaves of the result.
         leaves: the leaves that are to be moved.
-        fresh: tells of leaves whether they are the last result as it was returned, which shares memory with nothing.
+        fresh: tells of arrays whether they are the last result as it was returned: none has another's memory.
+        apart: whether no device is both of the source and of the destination, so that the two cannot share memory.
     """
     errors = LeafErrors("into")
     old, old_treedef = jax.tree.flatten(into)
     if old_treedef != treedef:
         _refuse_structure(into, jax.tree.unflatten(treedef, targets), ("into", "the result"), errors)
     fits = facts_of(old) == tuple([(t.shape, t.dtype, t.dst) for t in targets]) and not any_deleted(old)
-    if fits and fresh(old) and set(map(id, old)).isdisjoint(map(id, leaves)):
+    if fits and fresh(old) and apart:
         return old
     paths = paths_of(into)
     for path, x, target in zip(paths, old, targets, strict=True):
@@ -133,5 +141,5 @@ def _same_placement(x: Array, target: Target) -> bool:
     """JAX writes the spec of a PRNG key array in another way than it was given."""
     if x.sharding == target.dst:
         return True
-    is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return bool(is_key and x.sharding.is_equivalent_to(target.dst, x.ndim))

@@ -3,11 +3,12 @@
 Tried on jax 0.10.2, 0.11.2 and 0.12.0.1.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax._src.config
 import jaxlib._jax
 from jax.sharding import Mesh
 
@@ -34,3 +35,9 @@ def is_array(x: Any) -> bool:
 def is_tracer(x: Any) -> bool:
     """Whether `x` stands for a value inside a traced function."""
     return isinstance(x, jax.core.Tracer)
+
+
+def tracing_config() -> Hashable:
+    """Everything in JAX's configuration that may change what a function is traced to."""
+    config: Hashable = jax._src.config.trace_context()
+    return config

@@ -90,5 +90,7 @@ class Engine:
         src_call, dst_call = self._programs.call_operands(call)
         watcher.watch(self._publish(src_call, *published), self._exchange, call)
         new: list[Array] = self._receive_new(dst_call) if into is None else self._receive_into(dst_call, *into)
-        self._release(src_call, *published)
+        if not self._exchange.release_now(call):
+            watcher.watch(new[0], self._exchange, call)
+            self._release(src_call, *published)
         return new

@@ -1,5 +1,6 @@
 """How one array lies on the devices of one mesh. Pure NumPy: no device is touched."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -42,7 +43,12 @@ class Layout:
     @cached_property
     def key(self) -> tuple[Any, ...]:
         """Equal for layouts that place an array alike."""
-        return self.shape, self.parts, self.part_of.shape, self.part_of.tobytes()
+        return self.shape, *self.division
+
+    @cached_property
+    def division(self) -> tuple[Any, ...]:
+        """Equal for layouts that divide arrays among the ranks alike, of whatever sizes."""
+        return self.parts, self.part_of.shape, self.part_of.tobytes()
 
 
 class LayoutError(ValueError):
@@ -64,12 +70,15 @@ def layout_of(shape: tuple[int, ...], mesh: AnyMesh, spec: PartitionSpec) -> Lay
     if len(spec) > len(shape):
         raise LayoutError(f"the spec {spec} names {len(spec)} dims, the array has {len(shape)}: shape {shape}")
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
-    coords = dict(zip(mesh.axis_names, np.indices(mesh.axis_sizes).reshape(len(mesh.axis_sizes), -1), strict=True))
-    ranks = int(np.prod(mesh.axis_sizes, dtype=np.int64))
+    ranks = math.prod(mesh.axis_sizes)
+    coords, stride = {}, ranks
+    for axis, size in sizes.items():
+        stride //= size
+        coords[axis] = np.arange(ranks) // stride % size
     parts, part_of = [], np.zeros((ranks, len(shape)), np.int64)
     for dim, size in enumerate(shape):
         axes = _axes_of(spec, dim)
-        count = int(np.prod([sizes[axis] for axis in axes], dtype=np.int64))
+        count = math.prod(sizes[axis] for axis in axes)
         if size % count:
             raise LayoutError(
                 f"dim {dim} of size {size} (shape {shape}) does not divide by {count}, {_blame(axes, sizes)}"

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jreshard import _verify
 from jreshard._compat import is_array
 from jreshard._engine import Engine
+from jreshard._native import ExchangeBroken
 from jreshard._route import Route
 from jreshard._transform import SourceTransform
 
@@ -123,7 +124,12 @@ class Mover:
         sources = _put([made[i] for i in leg.places], {i: _near(s) for i, s in leg.far_sources.items()})
         published = leg.engine.prepare(sources)
         old = into and _put([into[i] for i in leg.places], {i: _near(s) for i, s in leg.far_targets.items()})
-        new = leg.engine.run(published, old, timeout)
+        try:
+            new = leg.engine.run(published, old, timeout)
+        except ExchangeBroken:
+            with self._lock:
+                self.__dict__.pop("_legs", None)  # the next transfer makes new ones
+            raise
         if verify:
             self._compare(leg.route, published, new)
         for i, array in zip(leg.places, _put(new, leg.far_targets), strict=True):

@@ -20,6 +20,7 @@ PUBLISH, RECEIVE, RELEASE = "jreshard_publish", "jreshard_receive", "jreshard_re
 
 _ERROR_BYTES = 1024
 _EXIT_SECONDS = 5.0
+_LONGEST_SECONDS = 1e9  # what the clock's arithmetic can take
 _call_ids = itertools.count(1)
 
 
@@ -45,13 +46,13 @@ def library() -> ctypes.CDLL:
     lib.jreshard_close.restype = None
     lib.jreshard_close.argtypes = [ctypes.c_int64]
     lib.jreshard_begin.restype = ctypes.c_bool
-    lib.jreshard_begin.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_double]
+    lib.jreshard_begin.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t]
+    lib.jreshard_release_now.restype = ctypes.c_bool
+    lib.jreshard_release_now.argtypes = [ctypes.c_int64, ctypes.c_uint32]
     lib.jreshard_abort.restype = None
     lib.jreshard_abort.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_char_p]
     lib.jreshard_drain.restype = None
     lib.jreshard_drain.argtypes = [ctypes.c_double]
-    lib.jreshard_open_calls.restype = ctypes.c_int
-    lib.jreshard_open_calls.argtypes = [ctypes.c_int64]
     # Calls that are under way when Python ends must not outlive the memory that the backend frees.
     atexit.register(lib.jreshard_drain, _EXIT_SECONDS)
     jax.devices()
@@ -60,6 +61,10 @@ def library() -> ctypes.CDLL:
         for platform, prefix in (("cpu", "jreshard_cpu_"), ("CUDA", "jreshard_cuda_")):
             jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(lib, prefix + step)), platform=platform)
     return lib
+
+
+class ExchangeBroken(RuntimeError):
+    """An exchange that takes no more calls."""
 
 
 class Exchange:
@@ -85,19 +90,24 @@ class Exchange:
             raise RuntimeError(f"jreshard: {error.value.decode()}")
 
     def begin(self, timeout: float) -> int:
-        """Opens a call that fails by itself after `timeout` seconds, and returns its id."""
+        """Opens a call that fails by itself after `timeout` seconds, and returns its id.
+
+        Raises:
+            ExchangeBroken: an earlier call failed in a way that leaves this exchange unusable.
+        """
         call = next(_call_ids) % 2**32
-        if not self._lib.jreshard_begin(self.key, call, timeout):
-            raise RuntimeError(f"jreshard: call {call} could not be opened")
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        if not self._lib.jreshard_begin(self.key, call, min(timeout, _LONGEST_SECONDS), error, _ERROR_BYTES):
+            raise ExchangeBroken(f"jreshard: {error.value.decode()}")
         return call
+
+    def release_now(self, call: int) -> bool:
+        """Whether every reader of the call is done already; if so, no release is to follow."""
+        return bool(self._lib.jreshard_release_now(self.key, call))
 
     def abort(self, call: int, reason: str) -> None:
         """Fails the call, if it is still open; whoever waits for it gets `reason` as the error."""
         self._lib.jreshard_abort(self.key, call, reason.encode())
-
-    def open_calls(self) -> int:
-        """How many calls have not ended."""
-        return int(self._lib.jreshard_open_calls(self.key))
 
     def close(self) -> None:
         """Forgets the table, once calls that are under way have ended."""

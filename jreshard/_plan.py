@@ -114,10 +114,16 @@ class Plan:
         old = (
             None
             if into is None
-            else check_into(into, self._out_treedef, self.targets, leaves, self._mover.returned_last)
+            else check_into(
+                into, self._out_treedef, self.targets, leaves, fresh=self._mover.returned_last, apart=self._apart
+            )
         )
         out = self._mover.run(leaves, old, donate=donate, verify=verify, timeout=float(timeout))
         return jax.tree.unflatten(self._out_treedef, out)
+
+    @cached_property
+    def _apart(self) -> bool:
+        return all(len(r.devices) == len(r.src_ranks) + len(r.dst_ranks) for r in self.routes)
 
     @cached_property
     def traffic(self) -> np.ndarray:
@@ -142,13 +148,13 @@ class Plan:
     @cached_property
     def num_messages(self) -> int:
         """Boxes that cross from one device to another."""
-        crossing = [int((t.moves.src != t.moves.dst).sum()) for route in self.routes for t in route.templates]
-        index, count = 0, 0
+        count = 0
         for route in self.routes:
             uses = np.bincount(route.template_of, minlength=len(route.templates))
-            count += int(np.dot(uses, crossing[index : index + len(uses)]))
-            index += len(uses)
-        return count
+            count += sum(
+                n * int((t.moves.src != t.moves.dst).sum()) for n, t in zip(uses, route.templates, strict=True)
+            )
+        return int(count)
 
     @property
     def nbytes(self) -> int:

@@ -82,8 +82,8 @@ class Route:
             src = layout_of_sharding(leaf.shape + wire.tail, leaf.src)
             dst = layout_of_sharding(leaf.shape + wire.tail, leaf.dst)
             replicas = len(src.part_of) // int(np.prod(src.parts, dtype=np.int64))
-            rotation = turns.get((src.key, dst.key), 0)
-            turns[src.key, dst.key] = (rotation + 1) % replicas
+            rotation = turns.get(src.division, 0)
+            turns[src.division] = (rotation + 1) % replicas
             key = (src.key, dst.key, leaf.dtype, rotation)
             if key not in known:
                 known[key] = len(self.templates)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jreshard._compat import is_array, is_tracer
@@ -54,7 +55,7 @@ def read_source(x: Any, wanted: Sharding | None, path: Path, errors: LeafErrors,
         errors.add(path, f"is the placeholder {x}; expected an array, there is nothing to move", kind=TypeError)
     elif isinstance(x, HOST_TYPES):
         array = np.asarray(x)
-        return Source(array.shape, array.dtype, None)
+        return Source(array.shape, jax.dtypes.canonicalize_dtype(array.dtype), None)
     else:
         errors.add(path, f"is a {type(x).__name__}; expected a jax.Array, a NumPy array or a number", kind=TypeError)
     return None
@@ -75,11 +76,21 @@ def _located(
     if wanted is not None and not _lies(x, sharding, wanted):
         errors.add(path, f"lies on {describe(sharding)}; expected {describe(wanted)}, as src_sharding says")
         return None
+    if isinstance(x, Array) and not _row_major(x):
+        errors.add(path, f"has the device-local layout {x.format.layout}; expected the default, row-major one")
+        return None
     named = wanted or named_sharding(sharding)
     if named is None:
         errors.add(path, f"lies on {sharding}; expected a NamedSharding: give src_sharding", kind=TypeError)
         return None
     return Source(tuple(x.shape), x.dtype, named)
+
+
+def _row_major(x: Array) -> bool:
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    layout = x.format.layout
+    return layout is None or tuple(layout.major_to_minor) == tuple(range(x.ndim))
 
 
 def _lies(x: Any, sharding: Sharding, wanted: NamedSharding) -> bool:
@@ -116,8 +127,9 @@ def any_deleted(leaves: Sequence[Any]) -> bool:
 
 
 def alias_pattern(leaves: Sequence[Any]) -> tuple[int, ...] | None:
-    """For each leaf the first place where the same object stands; `None` where all are distinct."""
+    """For each leaf the first place where the same array stands; `None` where all are distinct."""
     if len(set(map(id, leaves))) == len(leaves):
         return None
     first: dict[int, int] = {}
-    return tuple(first.setdefault(id(leaf), i) for i, leaf in enumerate(leaves))
+    pattern = tuple(first.setdefault(id(x), i) if is_array(x) else i for i, x in enumerate(leaves))
+    return None if pattern == tuple(range(len(leaves))) else pattern

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jreshard._build import build_plan
+from jreshard._compat import is_array, tracing_config
 from jreshard._plan import Plan
 from jreshard._sources import alias_pattern, any_deleted, facts_of
 from jreshard._transform import Transform
@@ -134,14 +135,25 @@ _plans = _PlanCache(_PLANS_KEPT)
 def _cached(params: Any, **request: Any) -> tuple[list[Any], Plan]:
     """The leaves of `params`, and the plan for trees like it."""
     leaves, treedef = jax.tree.flatten(params)
-    key = (treedef, facts_of(leaves), alias_pattern(leaves), *map(_prefix_key, request.values()))
-    found = _plans.get(key)
+    key = _request_key(leaves, treedef, **request)
+    found = None if key is None else _plans.get(key)
     if found is None or any_deleted(leaves):
         found = build_plan(params, executes=True, replan=lambda other: _cached(other, **request)[1], **request)
-        _plans.put(key, found)
+        if key is not None:
+            _plans.put(key, found)
     return leaves, found
 
 
-def _prefix_key(prefix: Any) -> Hashable:
-    leaves, treedef = jax.tree.flatten(prefix)
-    return treedef, tuple(leaves)
+def _request_key(
+    leaves: list[Any], treedef: Any, *, src_sharding: Any, dst_sharding: Any, dtype: Any, transform: Any
+) -> Hashable | None:
+    """Equal for requests that one plan serves; `None` for what cannot be one, which building the plan will tell."""
+    # A transform, and the placing of values of the host, depend on JAX's configuration.
+    config = tracing_config() if transform is not None or not all(map(is_array, leaves)) else None
+    shardings = [(tuple(leaves), treedef) for leaves, treedef in map(jax.tree.flatten, (src_sharding, dst_sharding))]
+    key = (treedef, facts_of(leaves), alias_pattern(leaves), *shardings, dtype, transform, config)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key

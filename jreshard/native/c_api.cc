@@ -16,7 +16,7 @@ namespace jreshard {
 namespace {
 
 struct Entry {
-  Opened opened;
+  std::shared_ptr<const Opened> opened;
   int users = 0;
 };
 
@@ -37,33 +37,55 @@ std::vector<std::string> split_lines(const char* text) {
   return lines;
 }
 
-// Forgets the exchanges that nobody holds, once their calls have ended: programs that still run look them up.
+// With the lock held: forgets what nobody uses, once its calls have ended: programs that still run look it up.
 void sweep() {
   for (auto it = registry().begin(); it != registry().end();) {
-    const bool idle = it->second.users == 0 && it->second.opened.calls()->open_calls() == 0;
+    const bool idle = it->second.users == 0 && it->second.opened->calls().open_calls() == 0;
     it = idle ? registry().erase(it) : std::next(it);
   }
 }
 
-Opened open(bool gpu, CopyPlan plan, std::vector<std::string> rank_names) {
-  if (!gpu) return {std::make_shared<Exchange>(std::move(plan), std::move(rank_names)), nullptr, {}};
+std::shared_ptr<Opened> open(bool gpu, CopyPlan plan, std::vector<std::string> rank_names) {
+  auto opened = std::make_shared<Opened>();
+  if (!gpu) {
+    opened->host = std::make_shared<Exchange>(std::move(plan), std::move(rank_names));
+    return opened;
+  }
   std::string error;
   const cuda::Driver* const driver = cuda::driver(&error);
   if (!driver) throw std::runtime_error(error);
-  return {nullptr, std::make_shared<StreamExchange>(std::move(plan), std::move(rank_names), *driver), {}};
+  opened->stream = std::make_shared<StreamExchange>(std::move(plan), std::move(rank_names), *driver);
+  return opened;
 }
 
-void write_error(const char* what, char* error, size_t capacity) {
-  std::strncpy(error, what, capacity - 1);
-  error[capacity - 1] = '\0';
+std::vector<std::shared_ptr<const Opened>> busy() {
+  std::lock_guard<std::mutex> lock(registry_mutex());
+  std::vector<std::shared_ptr<const Opened>> found;
+  for (const auto& [key, entry] : registry()) {
+    if (entry.opened->calls().open_calls()) found.push_back(entry.opened);
+  }
+  return found;
+}
+
+// Runs `body`; what it throws becomes the text of `error`.
+template <typename Body>
+bool guarded(char* error, size_t capacity, Body body) {
+  try {
+    body();
+    return true;
+  } catch (const std::exception& e) {
+    std::strncpy(error, e.what(), capacity - 1);
+    error[capacity - 1] = '\0';
+    return false;
+  }
 }
 
 }  // namespace
 
-Opened find_exchange(int64_t key) {
+std::shared_ptr<const Opened> find_opened(int64_t key) {
   std::lock_guard<std::mutex> lock(registry_mutex());
   auto found = registry().find(key);
-  return found == registry().end() ? Opened{} : found->second.opened;
+  return found == registry().end() ? nullptr : found->second.opened;
 }
 
 }  // namespace jreshard
@@ -72,24 +94,20 @@ Opened find_exchange(int64_t key) {
 // `gpu` tells on which kind of devices. Returns false and writes `error` where that cannot be.
 JRESHARD_EXPORT bool jreshard_open(int64_t key, bool gpu, const int64_t* table, size_t words, const int32_t* ordinals,
                                    const char* rank_names, char* error, size_t capacity) {
-  try {
+  return jreshard::guarded(error, capacity, [&] {
     std::lock_guard<std::mutex> lock(jreshard::registry_mutex());
     jreshard::sweep();
     auto found = jreshard::registry().find(key);
     if (found == jreshard::registry().end()) {
       jreshard::CopyPlan plan(table, words);
-      std::map<int32_t, int> rank_of;
-      for (int rank = 0; rank < plan.num_ranks(); ++rank) rank_of[ordinals[rank]] = rank;
-      jreshard::Opened opened = jreshard::open(gpu, std::move(plan), jreshard::split_lines(rank_names));
-      opened.rank_of = std::move(rank_of);
+      std::map<int32_t, int> ranks;
+      for (int rank = 0; rank < plan.num_ranks(); ++rank) ranks[ordinals[rank]] = rank;
+      auto opened = jreshard::open(gpu, std::move(plan), jreshard::split_lines(rank_names));
+      opened->rank_by_ordinal = std::move(ranks);
       found = jreshard::registry().emplace(key, jreshard::Entry{std::move(opened), 0}).first;
     }
     ++found->second.users;
-    return true;
-  } catch (const std::exception& e) {
-    jreshard::write_error(e.what(), error, capacity);
-    return false;
-  }
+  });
 }
 
 JRESHARD_EXPORT void jreshard_close(int64_t key) {
@@ -99,37 +117,30 @@ JRESHARD_EXPORT void jreshard_close(int64_t key) {
   jreshard::sweep();
 }
 
-JRESHARD_EXPORT bool jreshard_begin(int64_t key, uint32_t call, double timeout_s) {
-  auto calls = jreshard::find_exchange(key).calls();
-  return calls && calls->begin(call, timeout_s);
+JRESHARD_EXPORT bool jreshard_begin(int64_t key, uint32_t call, double timeout_s, char* error, size_t capacity) {
+  return jreshard::guarded(error, capacity, [&] {
+    auto opened = jreshard::find_opened(key);
+    if (!opened || !opened->calls().begin(call, timeout_s)) throw std::runtime_error("the call could not be opened");
+  });
+}
+
+// Whether every reader of the call is done, and no release is to follow.
+JRESHARD_EXPORT bool jreshard_release_now(int64_t key, uint32_t call) {
+  auto opened = jreshard::find_opened(key);
+  return opened && opened->calls().release_now(call);
 }
 
 JRESHARD_EXPORT void jreshard_abort(int64_t key, uint32_t call, const char* reason) {
-  if (auto calls = jreshard::find_exchange(key).calls()) calls->abort(call, reason);
-}
-
-// The calls of `key` that have not ended.
-JRESHARD_EXPORT int jreshard_open_calls(int64_t key) {
-  auto calls = jreshard::find_exchange(key).calls();
-  return calls ? calls->open_calls() : 0;
+  if (auto opened = jreshard::find_opened(key)) opened->calls().abort(call, reason);
 }
 
 // Waits for every call to end, at most `timeout_s`, and fails those that have not.
 JRESHARD_EXPORT void jreshard_drain(double timeout_s) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
-  for (;;) {
-    std::vector<std::shared_ptr<jreshard::OpenCalls>> busy;
-    {
-      std::lock_guard<std::mutex> lock(jreshard::registry_mutex());
-      for (auto& [key, entry] : jreshard::registry()) {
-        if (auto calls = entry.opened.calls(); calls->open_calls()) busy.push_back(calls);
-      }
-    }
-    if (busy.empty()) return;
-    if (std::chrono::steady_clock::now() >= deadline) {
-      for (auto& calls : busy) calls->abort_all("jreshard: the process ends");
-      return;
-    }
+  auto left = jreshard::busy();
+  while (!left.empty() && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    left = jreshard::busy();
   }
+  for (auto& opened : left) opened->calls().abort_all("jreshard: the process ends");
 }

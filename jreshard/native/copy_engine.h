@@ -17,7 +17,6 @@ class CopyBatch {
   void add(const Copy& copy, const void* src, void* dst);
   // Enqueues all that was added. Throws std::runtime_error where the driver refuses.
   void enqueue(cuda::Stream stream);
-  bool empty() const { return sizes_.empty() && strided_.empty(); }
 
  private:
   struct Strided {

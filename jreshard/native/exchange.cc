@@ -1,6 +1,7 @@
 #include "exchange.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 #include "strided_copy.h"
@@ -83,7 +84,11 @@ std::string seconds(double value) {
 }  // namespace
 
 Exchange::Exchange(CopyPlan plan, std::vector<std::string> rank_names)
-    : plan_(std::move(plan)), rank_names_(std::move(rank_names)) {}
+    : plan_(std::move(plan)), rank_names_(std::move(rank_names)) {
+  if (static_cast<int>(rank_names_.size()) != plan_.num_ranks()) {
+    throw std::invalid_argument("the number of rank names is not the number of ranks");
+  }
+}
 
 bool Exchange::begin(CallId id, double timeout_s) {
   const int ranks = plan_.num_ranks();
@@ -140,7 +145,17 @@ std::string Exchange::why_closed(CallId id) const {
   return "jreshard: this transfer is not under way (call " + std::to_string(id) + ")";
 }
 
+std::string Exchange::misuse(bool takes_part, int chunk, size_t arrays) const {
+  if (!takes_part) return "jreshard: a program ran on a device that its plan does not use";
+  if (chunk < 0 || chunk >= plan_.num_chunks() ||
+      static_cast<size_t>(plan_.chunk_end(chunk) - plan_.chunk_begin(chunk)) != arrays) {
+    return "jreshard: a program does not fit its plan";
+  }
+  return "";
+}
+
 std::string Exchange::publish(CallId id, int rank, int chunk, const std::vector<const void*>& arrays) {
+  if (std::string error = misuse(rank >= 0 && plan_.sends(rank), chunk, arrays.size()); !error.empty()) return error;
   Deferred after;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -148,6 +163,7 @@ std::string Exchange::publish(CallId id, int rank, int chunk, const std::vector<
     if (found == calls_.end()) return why_closed(id);
     const CallPtr call = found->second;
     if (call->failed) return call->error;
+    if (call->published[rank][chunk]) return "jreshard: a source was published twice";
     std::copy(arrays.begin(), arrays.end(), call->sources[rank].begin() + plan_.chunk_begin(chunk));
     call->published[rank][chunk] = true;
     for (int reader = 0; reader < plan_.num_ranks(); ++reader) {
@@ -162,6 +178,8 @@ std::string Exchange::publish(CallId id, int rank, int chunk, const std::vector<
 }
 
 void Exchange::receive(CallId id, int rank, int chunk, std::vector<void*> arrays, Done done) {
+  const std::string error = misuse(rank >= 0 && plan_.receives(rank), chunk, arrays.size());
+  if (!error.empty()) return done(&error);
   Deferred after;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -181,8 +199,21 @@ void Exchange::receive(CallId id, int rank, int chunk, std::vector<void*> arrays
   for (auto& action : after) action();
 }
 
+bool Exchange::release_now(CallId id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = calls_.find(id);
+  if (found == calls_.end() || found->second->failed) return false;
+  const CallPtr call = found->second;
+  if (std::any_of(call->readers_left.begin(), call->readers_left.end(), [](int left) { return left > 0; })) return false;
+  int releases = 0;
+  for (int rank = 0; rank < plan_.num_ranks(); ++rank) releases += plan_.sends(rank);
+  end_events(id, call, releases);
+  return true;
+}
+
 void Exchange::release(CallId id, int rank, Done done) {
-  std::string error;
+  std::string error = rank >= 0 && plan_.sends(rank) ? "" : misuse(false, 0, 0);
+  if (!error.empty()) return done(&error);
   bool ready = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);

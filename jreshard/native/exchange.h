@@ -37,13 +37,15 @@ class Exchange : public OpenCalls, public std::enable_shared_from_this<Exchange>
   std::string publish(CallId id, int rank, int chunk, const std::vector<const void*>& arrays);
   void receive(CallId id, int rank, int chunk, std::vector<void*> arrays, Done done);
   void release(CallId id, int rank, Done done);
+  // Ends the release step of all ranks if every reader is done already. Then no release is to follow.
+  bool release_now(CallId id) override;
 
   // Fails the call now. Running copies end first; nobody is told before nobody touches its memory.
   void abort(CallId id, const std::string& reason) override;
   void abort_all(const std::string& reason) override;
   int open_calls() const override;
-
   const CopyPlan& plan() const { return plan_; }
+
 
  private:
   // The part of a call that one destination rank receives in one chunk.
@@ -73,6 +75,8 @@ class Exchange : public OpenCalls, public std::enable_shared_from_this<Exchange>
   using Deferred = std::vector<std::function<void()>>;
 
   CallPtr find(CallId id) const;
+  // What is wrong with a handler's arguments: out of range for the plan. Empty where nothing is.
+  std::string misuse(bool takes_part, int chunk, size_t arrays) const;
   std::string why_closed(CallId id) const;
   Job& job(Call& call, int chunk, int rank) const { return *call.jobs[chunk * plan_.num_ranks() + rank]; }
 

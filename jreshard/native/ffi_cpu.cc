@@ -39,8 +39,8 @@ ffi::Future failed(ffi::Error error) {
 
 ffi::Error publish(int32_t ordinal, ffi::AnyBuffer call, ffi::RemainingArgs args, ffi::Result<ffi::AnyBuffer> token,
                    int64_t key, int64_t chunk) {
-  const Opened opened = find_exchange(key);
-  if (!opened.host) return no_such_plan();
+  const auto opened = find_opened(key);
+  if (!opened || !opened->host) return no_such_plan();
   std::vector<const void*> arrays;
   arrays.reserve(args.size());
   for (size_t i = 0; i < args.size(); ++i) {
@@ -50,14 +50,14 @@ ffi::Error publish(int32_t ordinal, ffi::AnyBuffer call, ffi::RemainingArgs args
   }
   hand_on(call, token);
   const std::string error =
-      opened.host->publish(number(call), opened.rank_of.at(ordinal), static_cast<int>(chunk), arrays);
+      opened->host->publish(number(call), opened->rank_of(ordinal), static_cast<int>(chunk), arrays);
   return error.empty() ? ffi::Error::Success() : ffi::Error::Internal(error);
 }
 
 ffi::Future receive(int32_t ordinal, ffi::AnyBuffer call, ffi::RemainingArgs, ffi::RemainingRets results, int64_t key,
                     int64_t chunk) {
-  const Opened opened = find_exchange(key);
-  if (!opened.host) return failed(no_such_plan());
+  const auto opened = find_opened(key);
+  if (!opened || !opened->host) return failed(no_such_plan());
   std::vector<void*> arrays;
   arrays.reserve(results.size());
   for (size_t i = 0; i < results.size(); ++i) {
@@ -67,18 +67,18 @@ ffi::Future receive(int32_t ordinal, ffi::AnyBuffer call, ffi::RemainingArgs, ff
   }
   ffi::Promise promise;
   ffi::Future future(promise);
-  opened.host->receive(number(call), opened.rank_of.at(ordinal), static_cast<int>(chunk), std::move(arrays),
+  opened->host->receive(number(call), opened->rank_of(ordinal), static_cast<int>(chunk), std::move(arrays),
                        complete(std::move(promise)));
   return future;
 }
 
 ffi::Future release(int32_t ordinal, ffi::AnyBuffer call, ffi::Result<ffi::AnyBuffer> token, int64_t key) {
-  const Opened opened = find_exchange(key);
-  if (!opened.host) return failed(no_such_plan());
+  const auto opened = find_opened(key);
+  if (!opened || !opened->host) return failed(no_such_plan());
   hand_on(call, token);
   ffi::Promise promise;
   ffi::Future future(promise);
-  opened.host->release(number(call), opened.rank_of.at(ordinal), complete(std::move(promise)));
+  opened->host->release(number(call), opened->rank_of(ordinal), complete(std::move(promise)));
   return future;
 }
 

@@ -13,10 +13,12 @@ namespace ffi = xla::ffi;
 // Runs `step(exchange, rank)` for the exchange of `key` and the device of this launch.
 template <typename Step>
 ffi::Error with_exchange(int64_t key, int32_t ordinal, Step step) {
-  const Opened opened = find_exchange(key);
-  if (!opened.stream) return ffi::Error::Internal("jreshard: the plan of this program is closed");
+  const auto opened = find_opened(key);
+  if (!opened || !opened->stream) return ffi::Error::Internal("jreshard: the plan of this program is closed");
   try {
-    step(*opened.stream, opened.rank_of.at(ordinal));
+    const int rank = opened->rank_of(ordinal);
+    if (rank < 0) return ffi::Error::Internal("jreshard: a program ran on a device that its plan does not use");
+    step(*opened->stream, rank);
     return ffi::Error::Success();
   } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());

@@ -14,6 +14,7 @@ class OpenCalls {
   // Opens a call. It fails by itself when it has not ended after `timeout_s` seconds.
   // Returns false where a call of that id is open already.
   virtual bool begin(CallId id, double timeout_s) = 0;
+  virtual bool release_now(CallId id) = 0;
   virtual void abort(CallId id, const std::string& reason) = 0;
   virtual void abort_all(const std::string& reason) = 0;
   virtual int open_calls() const = 0;

@@ -13,12 +13,17 @@ namespace jreshard {
 struct Opened {
   std::shared_ptr<Exchange> host;  // one of the two
   std::shared_ptr<StreamExchange> stream;
-  std::map<int32_t, int> rank_of;  // by device ordinal
+  std::map<int32_t, int> rank_by_ordinal;
 
-  std::shared_ptr<OpenCalls> calls() const { return host ? std::shared_ptr<OpenCalls>(host) : stream; }
+  OpenCalls& calls() const { return host ? static_cast<OpenCalls&>(*host) : *stream; }
+  // -1 where no rank of the plan is on this device.
+  int rank_of(int32_t ordinal) const {
+    auto found = rank_by_ordinal.find(ordinal);
+    return found == rank_by_ordinal.end() ? -1 : found->second;
+  }
 };
 
-// With neither where no plan of that key is open.
-Opened find_exchange(int64_t key);
+// Null where no plan of that key is open.
+std::shared_ptr<const Opened> find_opened(int64_t key);
 
 }  // namespace jreshard

@@ -33,6 +33,7 @@ bool StreamExchange::begin(CallId id, double timeout_s) {
     if (plan_.receives(rank)) call->launches_left += plan_.num_chunks();
   }
   std::lock_guard<std::mutex> lock(mutex_);
+  if (!broken_.empty()) return false;
   calls_.emplace(begun_++, std::move(call));
   return true;
 }
@@ -56,15 +57,11 @@ void StreamExchange::abort_all(const std::string& reason) {
   while (!calls_.empty()) fail(*calls_.begin()->second, reason);
 }
 
-// With the lock held. Launches of later calls must not be taken for this one's.
+// With the lock held.
 void StreamExchange::fail(Call& call, const std::string& reason) {
-  call.error = reason;
+  broken_ = call.error = reason;
   for (auto it = calls_.begin(); it != calls_.end(); ++it) {
     if (it->second.get() != &call) continue;
-    for (int step = 0; step < kSteps; ++step) {
-      const uint64_t next_call = (it->first + 1) * launches(static_cast<Step>(step));
-      for (uint64_t& launched : launched_[step]) launched = std::max(launched, next_call);
-    }
     calls_.erase(it);
     break;
   }
@@ -73,7 +70,9 @@ void StreamExchange::fail(Call& call, const std::string& reason) {
 
 StreamExchange::CallPtr StreamExchange::current(Step step, int rank) {
   auto found = calls_.find(launched_[step][rank] / launches(step));
-  if (found == calls_.end()) throw std::runtime_error("jreshard: this transfer is not under way; it failed before");
+  if (found == calls_.end()) {
+    throw std::runtime_error(broken_.empty() ? "jreshard: this transfer is not under way" : broken_);
+  }
   ++launched_[step][rank];
   return found->second;
 }

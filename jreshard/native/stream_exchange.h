@@ -29,6 +29,8 @@ class StreamExchange : public OpenCalls {
   void abort(CallId id, const std::string& reason) override;
   void abort_all(const std::string& reason) override;
   int open_calls() const override;
+  // Never: whether readers are done is known to the streams only.
+  bool release_now(CallId) override { return false; }
 
   // Each enqueues on `stream`, the stream of the rank's device. Throws std::runtime_error.
   void publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream stream);
@@ -81,6 +83,7 @@ class StreamExchange : public OpenCalls {
   std::condition_variable changed_;
   std::map<uint64_t, CallPtr> calls_;  // by the order of begin()
   uint64_t begun_ = 0;
+  std::string broken_;  // why no further call can be opened
   std::vector<uint64_t> launched_[kSteps];  // [rank]: launches so far
   std::vector<Device> devices_;             // [rank]
 };
