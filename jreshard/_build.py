@@ -75,6 +75,8 @@ def _read_sources(params: Any, src_sharding: Any, errors: LeafErrors, executes: 
 def _apply(
     transform: Transform, params: Any, sources: Sequence[Source], dtype: Any, errors: LeafErrors
 ) -> SourceTransform:
+    if any(s.sharding and not isinstance(s.sharding.mesh, Mesh) for s in sources):
+        raise ValueError("transform is compiled for the source devices; the meshes are abstract and have none")
     if len(sets := device_sets(sources)) > 1:
         raise ValueError(f"transform runs as one program; the leaves lie on {len(sets)} different sets of devices")
     applied = SourceTransform(transform, params, sources, dtype)

@@ -28,6 +28,8 @@ def check_options(timeout: float, transport: str, routes: Sequence[Route]) -> No
     if transport not in TRANSPORTS:
         raise ValueError(f"transport is {transport!r}; expected one of {', '.join(map(repr, TRANSPORTS))}")
     for route in routes:
+        if any(isinstance(device, str) for device in route.devices):
+            raise ValueError("the plan was made for meshes without devices; make one for meshes that have them")
         _check_platforms({device.platform for device in route.devices}, transport)
 
 

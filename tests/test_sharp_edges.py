@@ -1,0 +1,135 @@
+"""Faults that were found by trying to break it, each kept from coming back."""
+
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.layout import Format, Layout
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from oracle import P, assert_holds, cpus, mesh, named, numbers, put, values
+
+import jreshard
+
+
+def test_params_over_the_memory_of_the_last_result():
+    src, both = named(mesh([0, 1]), "x"), named(mesh([0, 1]), None, "x")
+    old = jreshard.transfer(put(numbers((4, 4)), src), src, both)
+    rewrapped = jax.make_array_from_single_device_arrays(old.shape, both, [s.data for s in old.addressable_shards])
+    with pytest.raises(ValueError, match="memory of a leaf of params"):
+        jreshard.transfer(rewrapped, both, both, into=old)
+    assert not old.is_deleted()
+
+
+def failing_source(sharding: NamedSharding) -> jax.Array:
+    def fail(x: np.ndarray) -> np.ndarray:
+        time.sleep(0.2)
+        raise RuntimeError("the training step failed")
+
+    step = jax.jit(lambda x: jax.pure_callback(fail, jax.ShapeDtypeStruct(x.shape, x.dtype), x), out_shardings=sharding)
+    return step(jnp.ones((4, 4)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_source_that_fails_fails_the_result_at_once_and_the_next_call_works():
+    src, dst = named(mesh([0])), named(mesh([1]))
+    begin = time.monotonic()
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        jax.block_until_ready(jreshard.transfer(failing_source(src), src, dst, timeout=60))
+    assert time.monotonic() - begin < 30
+    value = numbers((4, 4))
+    assert_holds(jreshard.transfer(put(value, src), src, dst), value, dst)
+
+
+def test_failed_result_given_as_into_does_not_hold_up_the_source():
+    src, dst = named(mesh([0, 1]), "x"), named(mesh([2, 3]), "x")
+    params = put(numbers((512, 512)), src)
+    failed = jreshard.transfer(params, src, dst, timeout=1e-9)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="timed out"):
+        jax.block_until_ready(failed)
+    again = jreshard.transfer(params, src, dst, into=failed, timeout=60)
+    begin = time.monotonic()
+    jax.block_until_ready(jax.jit(lambda x: x + 1, donate_argnums=0)(params))
+    assert time.monotonic() - begin < 30
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        jax.block_until_ready(again)
+
+
+def test_into_with_python_numbers():
+    dst = named(mesh([0, 1]))
+    tree = {"step": 3, "rate": 0.5, "scale": np.float64(2)}
+    old = jreshard.transfer(tree, None, dst)
+    new = jreshard.transfer(tree | {"step": 4}, None, dst, into=old)
+    assert int(new["step"]) == 4
+    assert float(new["rate"]) == 0.5
+
+
+def test_plan_follows_the_configuration():
+    src, dst = named(mesh([0])), named(mesh([1]))
+    params = {"w": put(numbers((4,)), src)}
+
+    def widen(tree):
+        return {"w": tree["w"].astype(float)}
+
+    assert jreshard.transfer(params, src, dst, transform=widen)["w"].dtype == np.float32
+    with jax.enable_x64(True):
+        assert jreshard.transfer(params, src, dst, transform=widen)["w"].dtype == np.float64
+
+
+def test_partial_transforms_are_told_apart():
+    src, dst = named(mesh([0])), named(mesh([1]))
+    params = put(numbers((4,)), src)
+
+    def scale(x, *, by):
+        return x * by
+
+    for by in (1, True, 2.0, np.float32(3)):
+        got = jreshard.transfer(params, src, dst, transform=jax.tree_util.Partial(scale, by=by))
+        np.testing.assert_array_equal(got, numbers((4,)) * np.float32(by))
+    got = jreshard.transfer(params, src, dst, transform=functools.partial(scale, by=4))
+    np.testing.assert_array_equal(got, numbers((4,)) * 4)
+
+
+@pytest.mark.parametrize("bad", [np.zeros(3), [np.zeros(3)], {"w": 3}, "cpu"])
+def test_what_is_no_sharding_is_named(bad):
+    src = named(mesh([0]))
+    with pytest.raises((TypeError, ValueError), match="dst_sharding"):
+        jreshard.transfer({"w": put(numbers((4,)), src)}, src, bad)
+
+
+def test_one_struct_at_two_places_is_two_arrays():
+    src, dst = named(mesh([0])), named(mesh([1]))
+    struct = jax.ShapeDtypeStruct((8, 8), np.float32)
+    assert jreshard.plan({"a": struct, "b": struct}, src, dst).bytes_moved == 512
+
+
+def test_plan_for_abstract_meshes_says_that_it_cannot_move():
+    src = NamedSharding(AbstractMesh((2,), ("x",)), P("x"))
+    plan = jreshard.plan({"w": jax.ShapeDtypeStruct((8, 8), np.float32)}, src, src)
+    assert plan.bytes_moved == plan.lower_bound == 256
+    with pytest.raises(ValueError, match=r"\[.w.\]|without devices"):
+        plan.execute({"w": jnp.ones((8, 8))})
+
+
+def test_mesh_without_axes():
+    src = NamedSharding(Mesh(np.array(cpus()[0]), ()), P())
+    dst = named(mesh([1, 2]), "x")
+    value = values((4, 4))
+    assert_holds(jreshard.transfer({"w": put(value, src)}, src, dst)["w"], value, dst)
+
+
+def test_other_device_layout_is_named():
+    src, dst = named(mesh([0])), named(mesh([1]))
+    array = jax.device_put(jnp.ones((4, 8)), Format(Layout((1, 0)), src))
+    with pytest.raises(ValueError, match=r"\['w'\].*layout"):
+        jreshard.transfer({"w": array}, src, dst)
+
+
+def test_replicas_share_the_sending_over_leaves_of_different_shapes():
+    src, dst = named(mesh([0, 1, 2, 3])), named(mesh([4]))
+    shapes = {f"w{i}": jax.ShapeDtypeStruct((i + 8, 4), np.float32) for i in range(12)}
+    sent = jreshard.plan(shapes, src, dst).sent
+    assert (sent[:4] > 0).all()
+    assert sent.max() < 2 * sent[:4].min()
