@@ -128,7 +128,8 @@ def memory(params: Any, src: Any, dst: Any) -> dict[str, int]:
     old = jax.block_until_ready(jreshard.transfer(params, src, dst))
     nbytes = jreshard.plan(params, src, dst).nbytes
     into = high_water(lambda: jreshard.transfer(params, src, dst, into=old))
-    return {"bytes": nbytes, "extra into": into, "extra new": high_water(lambda: jreshard.transfer(params, src, dst)) - nbytes}
+    new = high_water(lambda: jreshard.transfer(params, src, dst)) - nbytes
+    return {"bytes": nbytes, "extra into": into, "extra new": new}
 
 
 def overhead(count: int) -> dict[str, float]:

@@ -213,12 +213,10 @@ def main() -> None:
         out["cases"][name] = r
         if ceiling:
             r["of_ceiling"] = r["busiest_pair"] / ceiling / r["into_s"][0]
-        put = r["device_put_s"][0]
-        print(
-            f"{name:28} into {r['into_s'][0] * 1e3:8.2f} ms  new {r['new_s'][0] * 1e3:8.2f}  dispatch {r['dispatch_s'] * 1e3:7.2f}"
-            f"  device_put {put * 1e3:8.2f} ({put / r['into_s'][0]:5.1f}x)  of ceiling {r.get('of_ceiling', 0):.3f}",
-            flush=True,
-        )
+        put, into = r["device_put_s"][0], r["into_s"][0]
+        times = {"into": into, "new": r["new_s"][0], "dispatch": r["dispatch_s"], "device_put": put}
+        line = "  ".join(f"{way} {seconds * 1e3:8.2f} ms" for way, seconds in times.items())
+        print(f"{name:28} {line} ({put / into:5.1f}x)  of ceiling {r.get('of_ceiling', 0):.3f}", flush=True)
         if args.json:
             args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(out, indent=1))

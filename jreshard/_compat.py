@@ -41,3 +41,16 @@ def tracing_config() -> Hashable:
     """Everything in JAX's configuration that may change what a function is traced to."""
     config: Hashable = jax._src.config.trace_context()
     return config
+
+
+def is_ready(x: Any) -> bool:
+    """Whether the array has been computed, or has failed; JAX's types do not know the method."""
+    return bool(x.is_ready())
+
+
+def row_major(x: Any) -> bool:
+    """Whether the array lies in the default device-local layout; JAX's types do not know `format`."""
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    layout = x.format.layout
+    return layout is None or tuple(layout.major_to_minor) == tuple(range(x.ndim))

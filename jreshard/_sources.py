@@ -6,10 +6,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from jreshard._compat import is_array, is_tracer
+from jreshard._compat import is_array, is_tracer, row_major
 from jreshard._leaves import LeafErrors, Path, describe
 from jreshard._wire import UNUSABLE
 
@@ -76,7 +75,7 @@ def _located(
     if wanted is not None and not _lies(x, sharding, wanted):
         errors.add(path, f"lies on {describe(sharding)}; expected {describe(wanted)}, as src_sharding says")
         return None
-    if isinstance(x, Array) and not _row_major(x):
+    if is_array(x) and not row_major(x):
         errors.add(path, f"has the device-local layout {x.format.layout}; expected the default, row-major one")
         return None
     named = wanted or named_sharding(sharding)
@@ -84,13 +83,6 @@ def _located(
         errors.add(path, f"lies on {sharding}; expected a NamedSharding: give src_sharding", kind=TypeError)
         return None
     return Source(tuple(x.shape), x.dtype, named)
-
-
-def _row_major(x: Array) -> bool:
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
-    layout = x.format.layout
-    return layout is None or tuple(layout.major_to_minor) == tuple(range(x.ndim))
 
 
 def _lies(x: Any, sharding: Sharding, wanted: NamedSharding) -> bool:

@@ -6,6 +6,7 @@ import threading
 import jax
 from jax import Array
 
+from jreshard._compat import is_ready
 from jreshard._native import Exchange
 
 # Each waits for one array at a time; with more transfers than that under way, news of a failure may come late.
@@ -25,7 +26,7 @@ class Watcher:
 
     def watch(self, result: Array, exchange: Exchange, call: int) -> None:
         """Sees to it that the call ends when `result`, of one of its programs, turns out to be an error."""
-        if result.is_ready():
+        if is_ready(result):
             _abort_if_failed(result, exchange, call)
             return
         with self._lock:

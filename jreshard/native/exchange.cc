@@ -204,7 +204,8 @@ bool Exchange::release_now(CallId id) {
   auto found = calls_.find(id);
   if (found == calls_.end() || found->second->failed) return false;
   const CallPtr call = found->second;
-  if (std::any_of(call->readers_left.begin(), call->readers_left.end(), [](int left) { return left > 0; })) return false;
+  if (std::any_of(call->readers_left.begin(), call->readers_left.end(), [](int left) { return left > 0; }))
+    return false;
   int releases = 0;
   for (int rank = 0; rank < plan_.num_ranks(); ++rank) releases += plan_.sends(rank);
   end_events(id, call, releases);

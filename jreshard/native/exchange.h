@@ -46,7 +46,6 @@ class Exchange : public OpenCalls, public std::enable_shared_from_this<Exchange>
   int open_calls() const override;
   const CopyPlan& plan() const { return plan_; }
 
-
  private:
   // The part of a call that one destination rank receives in one chunk.
   struct Job {

@@ -68,7 +68,7 @@ ffi::Future receive(int32_t ordinal, ffi::AnyBuffer call, ffi::RemainingArgs, ff
   ffi::Promise promise;
   ffi::Future future(promise);
   opened->host->receive(number(call), opened->rank_of(ordinal), static_cast<int>(chunk), std::move(arrays),
-                       complete(std::move(promise)));
+                        complete(std::move(promise)));
   return future;
 }
 

@@ -83,7 +83,7 @@ class StreamExchange : public OpenCalls {
   std::condition_variable changed_;
   std::map<uint64_t, CallPtr> calls_;  // by the order of begin()
   uint64_t begun_ = 0;
-  std::string broken_;  // why no further call can be opened
+  std::string broken_;                      // why no further call can be opened
   std::vector<uint64_t> launched_[kSteps];  // [rank]: launches so far
   std::vector<Device> devices_;             // [rank]
 };
