@@ -86,7 +86,7 @@ def check_into(
     leaves: Sequence[Any],
     *,
     fresh: Callable[[Sequence[Any]], bool],
-    apart: bool,
+    suspects: tuple[Sequence[int], Sequence[int]],
 ) -> list[Array]:
     """The leaves of `into`, if each can give its memory to the result's leaf.
 
@@ -96,14 +96,14 @@ def check_into(
         targets: the leaves of the result.
         leaves: the leaves that are to be moved.
         fresh: tells of arrays whether they are the last result as it was returned: none has another's memory.
-        apart: whether no device is both of the source and of the destination, so that the two cannot share memory.
+        suspects: the places among `leaves` and among `targets` of arrays that could share memory with each other.
     """
     errors = LeafErrors("into")
     old, old_treedef = jax.tree.flatten(into)
     if old_treedef != treedef:
         _refuse_structure(into, jax.tree.unflatten(treedef, targets), ("into", "the result"), errors)
     fits = facts_of(old) == tuple([(t.shape, t.dtype, t.dst) for t in targets]) and not any_deleted(old)
-    if fits and fresh(old) and apart:
+    if fits and fresh(old) and not shared_memory([old[i] for i in suspects[1]], [leaves[i] for i in suspects[0]]):
         return old
     paths = paths_of(into)
     for path, x, target in zip(paths, old, targets, strict=True):

@@ -45,12 +45,16 @@ def tracing_config() -> Hashable:
 
 def is_ready(x: Any) -> bool:
     """Whether the array has been computed, or has failed; JAX's types do not know the method."""
-    return bool(x.is_ready())
+    return bool(_plain(x).is_ready())
 
 
 def row_major(x: Any) -> bool:
     """Whether the array lies in the default device-local layout; JAX's types do not know `format`."""
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
-    layout = x.format.layout
-    return layout is None or tuple(layout.major_to_minor) == tuple(range(x.ndim))
+    plain = _plain(x)
+    layout = plain.format.layout
+    return layout is None or tuple(layout.major_to_minor) == tuple(range(plain.ndim))
+
+
+def _plain(x: Any) -> Any:
+    """The words of a PRNG key array, which has not all the methods of others; any other array itself."""
+    return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x

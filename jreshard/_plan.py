@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from jreshard import _render
 from jreshard._checks import check_into, check_leaves, check_options
@@ -115,15 +116,29 @@ class Plan:
             None
             if into is None
             else check_into(
-                into, self._out_treedef, self.targets, leaves, fresh=self._mover.returned_last, apart=self._apart
+                into, self._out_treedef, self.targets, leaves, fresh=self._mover.returned_last, suspects=self._suspects
             )
         )
         out = self._mover.run(leaves, old, donate=donate, verify=verify, timeout=float(timeout))
         return jax.tree.unflatten(self._out_treedef, out)
 
     @cached_property
-    def _apart(self) -> bool:
-        return all(len(r.devices) == len(r.src_ranks) + len(r.dst_ranks) for r in self.routes)
+    def _suspects(self) -> tuple[list[int], list[int]]:
+        """The places among sources and targets whose arrays may be views of one memory: shards alike, devices shared.
+
+        That is what re-wrapped shards, and a `device_put` that has nothing to do, leave behind.
+        """
+        sources = [(_shard_kind(s.shape, s.dtype, s.sharding), s.sharding) for s in self._shape.sources]
+        targets = [(_shard_kind(t.shape, t.dtype, t.dst), t.dst) for t in self.targets]
+        kinds = {kind for kind, _ in sources} & {kind for kind, _ in targets}
+        devices = {d for _, s in sources if s for d in s.device_set} & {
+            d for _, s in targets if s for d in s.device_set
+        }
+        ours, theirs = (
+            [i for i, (kind, s) in enumerate(side) if s and kind in kinds and not devices.isdisjoint(s.device_set)]
+            for side in (sources, targets)
+        )
+        return ours, theirs
 
     @cached_property
     def traffic(self) -> np.ndarray:
@@ -239,6 +254,10 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return _render.as_html(self)
+
+
+def _shard_kind(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding | None) -> Any:
+    return None if sharding is None else (sharding.shard_shape(shape), dtype)
 
 
 def _needed(route: Route, position: int) -> int:
