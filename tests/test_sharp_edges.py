@@ -23,12 +23,14 @@ def test_params_over_the_memory_of_the_last_result():
     assert not old.is_deleted()
 
 
-def failing_source(sharding: NamedSharding) -> jax.Array:
-    def fail(x: np.ndarray) -> np.ndarray:
-        time.sleep(0.2)
-        raise RuntimeError("the training step failed")
+def slow_source(sharding: NamedSharding, *, fails: bool) -> jax.Array:
+    def work(x: np.ndarray) -> np.ndarray:
+        time.sleep(0.5)
+        if fails:
+            raise RuntimeError("the training step failed")
+        return np.asarray(x)
 
-    step = jax.jit(lambda x: jax.pure_callback(fail, jax.ShapeDtypeStruct(x.shape, x.dtype), x), out_shardings=sharding)
+    step = jax.jit(lambda x: jax.pure_callback(work, jax.ShapeDtypeStruct(x.shape, x.dtype), x), out_shardings=sharding)
     return step(jnp.ones((4, 4)))
 
 
@@ -37,7 +39,7 @@ def test_source_that_fails_fails_the_result_at_once_and_the_next_call_works():
     src, dst = named(mesh([0])), named(mesh([1]))
     begin = time.monotonic()
     with pytest.raises(jax.errors.JaxRuntimeError):
-        jax.block_until_ready(jreshard.transfer(failing_source(src), src, dst, timeout=60))
+        jax.block_until_ready(jreshard.transfer(slow_source(src, fails=True), src, dst, timeout=60))
     assert time.monotonic() - begin < 30
     value = numbers((4, 4))
     assert_holds(jreshard.transfer(put(value, src), src, dst), value, dst)
@@ -45,8 +47,9 @@ def test_source_that_fails_fails_the_result_at_once_and_the_next_call_works():
 
 def test_failed_result_given_as_into_does_not_hold_up_the_source():
     src, dst = named(mesh([0, 1]), "x"), named(mesh([2, 3]), "x")
-    params = put(numbers((512, 512)), src)
-    failed = jreshard.transfer(params, src, dst, timeout=1e-9)
+    params = put(numbers((4, 4)), src)
+    late = slow_source(src, fails=False)
+    failed = jreshard.transfer(late, src, dst, timeout=0.05)
     with pytest.raises(jax.errors.JaxRuntimeError, match="timed out"):
         jax.block_until_ready(failed)
     again = jreshard.transfer(params, src, dst, into=failed, timeout=60)

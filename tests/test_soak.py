@@ -55,6 +55,11 @@ def refit_times(refit, sources: list, old, count: int) -> tuple[list[float], obj
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+def usual(times: list[float]) -> float:
+    """What a refit takes when nothing else wants the processors: a busy machine must not look like drift."""
+    return statistics.quantiles(times, n=10)[0]
+
+
 @pytest.mark.parametrize("reuse", ["into", "fresh memory"])
 def test_a_thousand_refits(reuse):
     src, dst = soak_layouts()
@@ -79,7 +84,7 @@ def test_a_thousand_refits(reuse):
     assert len(jax.live_arrays()) - arrays <= 8
     assert len(gc.get_objects()) - objects < REFITS
     quarter = REFITS // 4
-    assert statistics.median(times[-quarter:]) < 2 * statistics.median(times[:quarter])
+    assert usual(times[-quarter:]) < 2 * usual(times[:quarter])
 
 
 def test_errors_leave_no_memory_behind():
