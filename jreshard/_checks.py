@@ -12,8 +12,7 @@ from jax import Array
 from jreshard._compat import is_array
 from jreshard._leaves import LeafErrors, Path, describe, match_structure, paths_of
 from jreshard._memory import shared_memory
-from jreshard._mover import Target
-from jreshard._route import Route
+from jreshard._route import Route, Target
 from jreshard._sources import Source, any_deleted, facts_of, read_source
 
 TRANSPORTS = ("auto", "nccl", "p2p", "host")

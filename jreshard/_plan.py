@@ -9,13 +9,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 from jax.sharding import NamedSharding
 
 from jreshard import _render
 from jreshard._checks import check_into, check_leaves, check_options
+from jreshard._execution import Execution
 from jreshard._layout import layout_of_sharding
-from jreshard._mover import Mover, Target
-from jreshard._route import LeafMoves, Route
+from jreshard._route import LeafMoves, Route, Target
 from jreshard._sources import Source, alias_pattern
 from jreshard._transform import SourceTransform
 
@@ -40,7 +41,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Shape:
+class Signature:
     """What a plan was made for: the tree handed over, before any transform.
 
     Attributes:
@@ -67,16 +68,16 @@ class Plan:
 
     def __init__(
         self,
-        shape: Shape,
+        signature: Signature,
         out_treedef: Any,
         targets: Sequence[Target],
         routes: Sequence[Route],
         transform: SourceTransform | None,
         replan: Callable[[Any], "Plan"],
     ) -> None:
-        self._shape, self._out_treedef, self._replan = shape, out_treedef, replan
+        self._signature, self._out_treedef, self._replan = signature, out_treedef, replan
         self.targets, self.routes = tuple(targets), tuple(routes)
-        self._mover = Mover(targets, routes, transform)
+        self._execution = Execution(targets, routes, transform)
         sources = [device for route in routes for device in route.devices[: len(route.src_ranks)]]
         self.devices = tuple(dict.fromkeys([*sources, *(d for route in routes for d in route.devices)]))
 
@@ -98,8 +99,8 @@ class Plan:
             ValueError: `params` differs from the tree that the plan was made for.
         """
         leaves, treedef = jax.tree.flatten(params)
-        check_leaves(leaves, treedef, params, self._shape.treedef, self._shape.sources)
-        if alias_pattern(leaves) != self._shape.pattern:
+        check_leaves(leaves, treedef, params, self._signature.treedef, self._signature.sources)
+        if alias_pattern(leaves) != self._signature.pattern:
             return self._replan(params).execute(
                 params, donate=donate, into=into, verify=verify, timeout=timeout, transport=transport
             )
@@ -112,15 +113,13 @@ class Plan:
     ) -> Any:
         """`execute` for leaves that are known to be those that the plan was made for."""
         check_options(timeout, transport, self.routes)
-        old = (
-            None
-            if into is None
-            else check_into(
-                into, self._out_treedef, self.targets, leaves, fresh=self._mover.returned_last, suspects=self._suspects
-            )
-        )
-        out = self._mover.run(leaves, old, donate=donate, verify=verify, timeout=float(timeout))
+        old = None if into is None else self._check_into(into, leaves)
+        out = self._execution.run(leaves, old, donate=donate, verify=verify, timeout=float(timeout))
         return jax.tree.unflatten(self._out_treedef, out)
+
+    def _check_into(self, into: Any, leaves: Sequence[Any]) -> list[Array]:
+        fresh, suspects = self._execution.returned_last, self._suspects
+        return check_into(into, self._out_treedef, self.targets, leaves, fresh=fresh, suspects=suspects)
 
     @cached_property
     def _suspects(self) -> tuple[list[int], list[int]]:
@@ -128,7 +127,7 @@ class Plan:
 
         That is what re-wrapped shards, and a `device_put` that has nothing to do, leave behind.
         """
-        sources = [(_shard_kind(s.shape, s.dtype, s.sharding), s.sharding) for s in self._shape.sources]
+        sources = [(_shard_kind(s.shape, s.dtype, s.sharding), s.sharding) for s in self._signature.sources]
         targets = [(_shard_kind(t.shape, t.dtype, t.dst), t.dst) for t in self.targets]
         kinds = {kind for kind, _ in sources} & {kind for kind, _ in targets}
         devices = {d for _, s in sources if s for d in s.device_set} & {

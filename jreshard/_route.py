@@ -36,6 +36,29 @@ class Leaf:
 
 
 @dataclass(frozen=True)
+class Target:
+    """Where one leaf of the result comes from and goes to.
+
+    Attributes:
+        path: its key path, as text.
+        shape: the global shape.
+        dtype: the dtype on the destination.
+        src: where it lies; `None` for a value of the host.
+        src_dtype: the dtype there.
+        dst: where it goes.
+        same_as: the place of the leaf whose array it shares; its own place where it is the first or only one.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    src: NamedSharding | None
+    src_dtype: Any
+    dst: NamedSharding
+    same_as: int
+
+
+@dataclass(frozen=True)
 class LeafMoves:
     """The moves of one leaf, shared by all leaves that are alike.
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from jreshard._build import build_plan
 from jreshard._compat import is_array, tracing_config
+from jreshard._make_plan import build_plan
 from jreshard._plan import Plan
 from jreshard._sources import alias_pattern, any_deleted, facts_of
 from jreshard._transform import Transform

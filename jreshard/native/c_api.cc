@@ -48,7 +48,7 @@ void sweep() {
 std::shared_ptr<Opened> open(bool gpu, CopyPlan plan, std::vector<std::string> rank_names) {
   auto opened = std::make_shared<Opened>();
   if (!gpu) {
-    opened->host = std::make_shared<Exchange>(std::move(plan), std::move(rank_names));
+    opened->host = std::make_shared<HostExchange>(std::move(plan), std::move(rank_names));
     return opened;
   }
   std::string error;

@@ -20,7 +20,7 @@ void hand_on(ffi::AnyBuffer call, ffi::Result<ffi::AnyBuffer> token) {
   *static_cast<uint32_t*>(token->untyped_data()) = number(call);
 }
 
-Exchange::Done complete(ffi::Promise promise) {
+HostExchange::Done complete(ffi::Promise promise) {
   return [promise](const std::string* error) mutable {
     if (error) {
       promise.SetError(ffi::Error::Internal(*error));

@@ -1,4 +1,4 @@
-// The exchange for GPUs of one process: the same three steps as Exchange, enqueued on the devices' streams.
+// The exchange for GPUs of one process: the same three steps as HostExchange, enqueued on the devices' streams.
 //
 // Handlers run when a program is launched, not when the device gets there, so nothing is copied by the host and nobody
 // waits on the device for the host: sources record an event, readers' streams wait for it, copy, record another, and
@@ -17,11 +17,11 @@
 
 #include "copy_plan.h"
 #include "cuda_driver.h"
-#include "open_calls.h"
+#include "exchange.h"
 
 namespace jreshard {
 
-class StreamExchange : public OpenCalls {
+class StreamExchange : public Exchange {
  public:
   StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver);
 

@@ -10,9 +10,8 @@ from jax.tree_util import keystr
 
 from jreshard._layout import LayoutError, layout_of_sharding
 from jreshard._leaves import LeafErrors, Path, describe, match_shardings, paths_of
-from jreshard._mover import Target
-from jreshard._plan import Plan, Shape
-from jreshard._route import Leaf, Route
+from jreshard._plan import Plan, Signature
+from jreshard._route import Leaf, Route, Target
 from jreshard._sources import Source, alias_pattern, read_source
 from jreshard._transform import SourceTransform, Transform, cast_floating, device_sets
 
@@ -46,8 +45,8 @@ def build_plan(
         out_tree, made, out_pattern = applied.out_info, applied.sources, None
     targets = _targets(out_tree, made, out_pattern, dst_sharding, dtype, errors, executes)
     errors.raise_any()
-    shape = Shape(jax.tree.structure(params), tuple(cast(list[Source], sources)), pattern)
-    return Plan(shape, jax.tree.structure(out_tree), targets, _routes(targets), applied, replan)
+    signature = Signature(jax.tree.structure(params), tuple(cast(list[Source], sources)), pattern)
+    return Plan(signature, jax.tree.structure(out_tree), targets, _routes(targets), applied, replan)
 
 
 def _floating(dtype: Any) -> Any:

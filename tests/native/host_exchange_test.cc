@@ -1,7 +1,7 @@
 // Tests of the native core without XLA: the table of copies, the copies themselves, and the life of a call.
 // Meant to run under AddressSanitizer and ThreadSanitizer; memory is overwritten as soon as a callback says that it may
 // be, so that a core which still used it would be caught.
-#include "exchange.h"
+#include "host_exchange.h"
 
 #include <atomic>
 #include <cstring>
@@ -20,7 +20,7 @@
 using jreshard::Copy;
 using jreshard::CopyPlan;
 using jreshard::Dim;
-using jreshard::Exchange;
+using jreshard::HostExchange;
 
 namespace {
 
@@ -51,11 +51,11 @@ struct Table {
     }
     return out;
   }
-  std::shared_ptr<Exchange> exchange() const {
+  std::shared_ptr<HostExchange> exchange() const {
     const Words table = words();
     std::vector<std::string> names;
     for (size_t rank = 0; rank < roles.size(); ++rank) names.push_back("device " + std::to_string(rank));
-    return std::make_shared<Exchange>(CopyPlan(table.data(), table.size()), names);
+    return std::make_shared<HostExchange>(CopyPlan(table.data(), table.size()), names);
   }
 };
 
@@ -186,7 +186,7 @@ struct TwoToTwo {
   Bytes src[2] = {{0, 1, 2, 3, 4, 5, 6, 7}, {8, 9, 10, 11, 12, 13, 14, 15}};
   Bytes dst[2] = {Bytes(8, kPoison), Bytes(8, kPoison)};
   Outcome received[2], released[2];
-  std::shared_ptr<Exchange> exchange = two_to_two().exchange();
+  std::shared_ptr<HostExchange> exchange = two_to_two().exchange();
 
   std::string publish(int i, uint32_t call = 1) { return exchange->publish(call, i, 0, {src[i].data()}); }
   void receive(int i, uint32_t call = 1) { exchange->receive(call, 2 + i, 0, {dst[i].data()}, received[i].callback()); }
@@ -366,7 +366,7 @@ class Reshard {
 
   int chunks() const { return exchange_->plan().num_chunks(); }
   int leaves() const { return sizes_.size(); }
-  Exchange& exchange() { return *exchange_; }
+  HostExchange& exchange() { return *exchange_; }
 
   // The arrays of one call. Sources are overwritten as soon as they are released.
   struct Call {
@@ -376,7 +376,7 @@ class Reshard {
     std::mutex mutex;
     std::condition_variable ended;
 
-    Exchange::Done then(std::function<void()> action = {}) {
+    HostExchange::Done then(std::function<void()> action = {}) {
       return [this, action = std::move(action)](const std::string* error) {
         if (error) check(false, *error, __FILE__, __LINE__);
         if (action) action();
@@ -468,7 +468,7 @@ class Reshard {
 
   std::vector<int64_t> sizes_;
   Table table_;
-  std::shared_ptr<Exchange> exchange_;
+  std::shared_ptr<HostExchange> exchange_;
 };
 
 // Two calls are in flight at any time; every device has a thread of its own for each of its roles.

@@ -1,4 +1,4 @@
-#include "exchange.h"
+#include "host_exchange.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -83,14 +83,14 @@ std::string seconds(double value) {
 
 }  // namespace
 
-Exchange::Exchange(CopyPlan plan, std::vector<std::string> rank_names)
+HostExchange::HostExchange(CopyPlan plan, std::vector<std::string> rank_names)
     : plan_(std::move(plan)), rank_names_(std::move(rank_names)) {
   if (static_cast<int>(rank_names_.size()) != plan_.num_ranks()) {
     throw std::invalid_argument("the number of rank names is not the number of ranks");
   }
 }
 
-bool Exchange::begin(CallId id, double timeout_s) {
+bool HostExchange::begin(CallId id, double timeout_s) {
   const int ranks = plan_.num_ranks();
   const int chunks = plan_.num_chunks();
   auto call = std::make_shared<Call>();
@@ -127,25 +127,25 @@ bool Exchange::begin(CallId id, double timeout_s) {
   return true;
 }
 
-Exchange::CallPtr Exchange::find(CallId id) const {
+HostExchange::CallPtr HostExchange::find(CallId id) const {
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = calls_.find(id);
   return found == calls_.end() ? nullptr : found->second;
 }
 
-int Exchange::open_calls() const {
+int HostExchange::open_calls() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return static_cast<int>(calls_.size());
 }
 
-std::string Exchange::why_closed(CallId id) const {
+std::string HostExchange::why_closed(CallId id) const {
   for (const auto& [failed, reason] : failures_) {
     if (failed == id) return reason;
   }
   return "jreshard: this transfer is not under way (call " + std::to_string(id) + ")";
 }
 
-std::string Exchange::misuse(bool takes_part, int chunk, size_t arrays) const {
+std::string HostExchange::misuse(bool takes_part, int chunk, size_t arrays) const {
   if (!takes_part) return "jreshard: a program ran on a device that its plan does not use";
   if (chunk < 0 || chunk >= plan_.num_chunks() ||
       static_cast<size_t>(plan_.chunk_end(chunk) - plan_.chunk_begin(chunk)) != arrays) {
@@ -154,7 +154,7 @@ std::string Exchange::misuse(bool takes_part, int chunk, size_t arrays) const {
   return "";
 }
 
-std::string Exchange::publish(CallId id, int rank, int chunk, const std::vector<const void*>& arrays) {
+std::string HostExchange::publish(CallId id, int rank, int chunk, const std::vector<const void*>& arrays) {
   if (std::string error = misuse(rank >= 0 && plan_.sends(rank), chunk, arrays.size()); !error.empty()) return error;
   Deferred after;
   {
@@ -177,7 +177,7 @@ std::string Exchange::publish(CallId id, int rank, int chunk, const std::vector<
   return "";
 }
 
-void Exchange::receive(CallId id, int rank, int chunk, std::vector<void*> arrays, Done done) {
+void HostExchange::receive(CallId id, int rank, int chunk, std::vector<void*> arrays, Done done) {
   const std::string error = misuse(rank >= 0 && plan_.receives(rank), chunk, arrays.size());
   if (!error.empty()) return done(&error);
   Deferred after;
@@ -199,7 +199,7 @@ void Exchange::receive(CallId id, int rank, int chunk, std::vector<void*> arrays
   for (auto& action : after) action();
 }
 
-bool Exchange::release_now(CallId id) {
+bool HostExchange::release_now(CallId id) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = calls_.find(id);
   if (found == calls_.end() || found->second->failed) return false;
@@ -212,7 +212,7 @@ bool Exchange::release_now(CallId id) {
   return true;
 }
 
-void Exchange::release(CallId id, int rank, Done done) {
+void HostExchange::release(CallId id, int rank, Done done) {
   std::string error = rank >= 0 && plan_.sends(rank) ? "" : misuse(false, 0, 0);
   if (!error.empty()) return done(&error);
   bool ready = false;
@@ -234,13 +234,13 @@ void Exchange::release(CallId id, int rank, Done done) {
 }
 
 // With the lock held: every source of the job is there.
-void Exchange::start(CallId id, const CallPtr& call, int chunk, int rank, Deferred& after) {
+void HostExchange::start(CallId id, const CallPtr& call, int chunk, int rank, Deferred& after) {
   job(*call, chunk, rank).copying = true;
   ++call->copying;
   after.push_back([this, self = shared_from_this(), id, call, chunk, rank] { run(id, call, chunk, rank); });
 }
 
-void Exchange::run(CallId id, const CallPtr& call, int chunk, int rank) {
+void HostExchange::run(CallId id, const CallPtr& call, int chunk, int rank) {
   Job& mine = job(*call, chunk, rank);
   int64_t bytes = 0;
   for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
@@ -271,7 +271,7 @@ void Exchange::run(CallId id, const CallPtr& call, int chunk, int rank) {
   mine_first();
 }
 
-void Exchange::finish(CallId id, const CallPtr& call, int chunk, int rank) {
+void HostExchange::finish(CallId id, const CallPtr& call, int chunk, int rank) {
   Deferred after;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -298,12 +298,12 @@ void Exchange::finish(CallId id, const CallPtr& call, int chunk, int rank) {
 }
 
 // With the lock held.
-void Exchange::end_events(CallId id, const CallPtr& call, int count) {
+void HostExchange::end_events(CallId id, const CallPtr& call, int count) {
   call->events_left -= count;
   if (call->events_left == 0) close(id, call);
 }
 
-void Exchange::abort(CallId id, const std::string& reason) {
+void HostExchange::abort(CallId id, const std::string& reason) {
   Deferred after;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -314,7 +314,7 @@ void Exchange::abort(CallId id, const std::string& reason) {
   for (auto& action : after) action();
 }
 
-void Exchange::abort_all(const std::string& reason) {
+void HostExchange::abort_all(const std::string& reason) {
   std::vector<CallId> open;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -324,7 +324,7 @@ void Exchange::abort_all(const std::string& reason) {
 }
 
 // With the lock held. Jobs whose copies run are told by finish(), when their memory is no longer written.
-void Exchange::fail(CallId id, CallPtr call, std::string reason, Deferred& after) {
+void HostExchange::fail(CallId id, CallPtr call, std::string reason, Deferred& after) {
   call->error = std::move(reason);
   call->failed = true;
   for (auto& waiting : call->jobs) {
@@ -336,7 +336,7 @@ void Exchange::fail(CallId id, CallPtr call, std::string reason, Deferred& after
 }
 
 // With the lock held. The call stays open until here, so that a release that comes late still waits for the copies.
-void Exchange::close_failed(CallId id, const CallPtr& call, Deferred& after) {
+void HostExchange::close_failed(CallId id, const CallPtr& call, Deferred& after) {
   for (Done& waiting : call->releases) {
     if (!waiting) continue;
     after.push_back([done = std::move(waiting), error = call->error] { done(&error); });
@@ -348,13 +348,13 @@ void Exchange::close_failed(CallId id, const CallPtr& call, Deferred& after) {
 }
 
 // With the lock held.
-void Exchange::close(CallId id, const CallPtr& call) {
+void HostExchange::close(CallId id, const CallPtr& call) {
   Watchdog::shared().cancel(call->deadline);
   calls_.erase(id);
 }
 
 // Names whom the call waits for.
-std::string Exchange::late(const Call& call) const {
+std::string HostExchange::late(const Call& call) const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::string> silent_sources, absent_readers;
   for (int rank = 0; rank < plan_.num_ranks(); ++rank) {

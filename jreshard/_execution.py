@@ -14,47 +14,24 @@ from jax.sharding import NamedSharding
 
 from jreshard import _verify
 from jreshard._compat import is_array
-from jreshard._engine import Engine
+from jreshard._launch import Launcher
 from jreshard._native import ExchangeBroken
-from jreshard._route import Route
+from jreshard._route import Route, Target
 from jreshard._transform import SourceTransform
 
 
 @dataclass(frozen=True)
-class Target:
-    """Where one leaf of the result comes from and goes to.
-
-    Attributes:
-        path: its key path, as text.
-        shape: the global shape.
-        dtype: the dtype on the destination.
-        src: where it lies; `None` for a value of the host.
-        src_dtype: the dtype there.
-        dst: where it goes.
-        same_as: the place of the leaf whose array it shares; its own place where it is the first or only one.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: Any
-    src: NamedSharding | None
-    src_dtype: Any
-    dst: NamedSharding
-    same_as: int
-
-
-@dataclass(frozen=True)
 class _Leg:
-    """A route made ready to run: its engine, and which of its leaves lie outside the memory that computations use."""
+    """A route made ready to run: its launcher, and which of its leaves lie outside the memory that computations use."""
 
     route: Route
-    engine: Engine
+    launcher: Launcher
     places: list[int]
     far_sources: dict[int, NamedSharding]
     far_targets: dict[int, NamedSharding]
 
 
-class Mover:
+class Execution:
     """Moves trees that look alike, as often as wanted.
 
     Args:
@@ -85,7 +62,7 @@ class Mover:
         with self._lock:
             legs = self._legs
             for leg in legs:
-                leg.engine.compile(into=into is not None)
+                leg.launcher.compile(into=into is not None)
         made = leaves if self._transform is None else self._transform(leaves)
         if donate and self._transform is not None:
             _delete(leaves)
@@ -113,19 +90,19 @@ class Mover:
 
     def _leg(self, route: Route) -> _Leg:
         places = [leaf.index for leaf in route.leaves]
-        engine = Engine(route, [self._targets[i].src_dtype for i in places])
+        launcher = Launcher(route, [self._targets[i].src_dtype for i in places])
         sources = _far({i: leaf.src for i, leaf in enumerate(route.leaves)})
         targets = _far({i: leaf.dst for i, leaf in enumerate(route.leaves)})
-        return _Leg(route, engine, places, sources, targets)
+        return _Leg(route, launcher, places, sources, targets)
 
     def _run_leg(
         self, leg: _Leg, made: Sequence[Any], into: Sequence[Array] | None, out: list[Any], verify: bool, timeout: float
     ) -> None:
         sources = _put([made[i] for i in leg.places], {i: _near(s) for i, s in leg.far_sources.items()})
-        published = leg.engine.prepare(sources)
+        published = leg.launcher.prepare(sources)
         old = into and _put([into[i] for i in leg.places], {i: _near(s) for i, s in leg.far_targets.items()})
         try:
-            new = leg.engine.run(published, old, timeout)
+            new = leg.launcher.run(published, old, timeout)
         except ExchangeBroken:
             with self._lock:
                 self.__dict__.pop("_legs", None)  # the next transfer makes new ones

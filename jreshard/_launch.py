@@ -18,7 +18,7 @@ from jreshard._watcher import watcher
 _launch_order = threading.RLock()
 
 
-class Engine:
+class Launcher:
     """One route, ready to run as often as wanted.
 
     Args:
