@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax._src.config
+import jax._src.core
 import jaxlib._jax
 from jax.sharding import Mesh
 
@@ -17,11 +18,32 @@ from jax.sharding import Mesh
 def own_tracing_context(mesh: Mesh) -> Iterator[None]:
     """Traces our programs alike, whatever mesh or 64-bit mode the caller has set.
 
-    Without this, `shard_map` refuses a mesh other than the caller's, and 64-bit arrays that were made elsewhere would
-    be traced as 32-bit ones.
+    Without this, `shard_map` refuses a mesh other than the caller's, 64-bit arrays that were made elsewhere would be
+    traced as 32-bit ones, and nothing could be compiled under `jax.disable_jit`.
     """
-    with jax.set_mesh(mesh), jax.enable_x64(True):
+    with jax.set_mesh(mesh), jax.enable_x64(True), jax.disable_jit(False):
         yield
+
+
+@contextmanager
+def launching() -> Iterator[None]:
+    """Launches our programs alike, whatever checks the caller has set for their own.
+
+    The call's number comes from the host, which is not what a transfer guard is set against; NaNs among the weights are
+    moved like all other values.
+    """
+    with jax.transfer_guard("allow"):
+        config: Any = jax.config  # its flags are not in JAX's types
+        if config.jax_debug_nans or config.jax_debug_infs or config.jax_disable_jit:
+            with jax.debug_nans(False), jax.debug_infs(False), jax.disable_jit(False):
+                yield
+        else:
+            yield
+
+
+def is_tracing() -> bool:
+    """Whether a function is being traced in this thread."""
+    return not jax._src.core.trace_state_clean()
 
 
 def is_array(x: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -13,11 +14,13 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from jreshard import _verify
-from jreshard._compat import is_array
+from jreshard._compat import is_array, row_major
 from jreshard._launch import Launcher
 from jreshard._native import ExchangeBroken
 from jreshard._route import Route, Target
 from jreshard._transform import SourceTransform
+
+_RESULTS_KNOWN = 4  # as many buffers as a caller may use in turn without slow checks
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Execution:
         self._targets, self._routes, self._transform = targets, routes, transform
         self._lock = threading.Lock()
         self._host = [i for i, t in enumerate(targets) if t.src is None]
-        self._last: list[weakref.ref[Array]] = []
+        self._returned: deque[list[weakref.ref[Array]]] = deque(maxlen=_RESULTS_KNOWN)
         self._shared = [i for i, t in enumerate(targets) if t.same_as != i]
 
     def run(
@@ -63,26 +66,34 @@ class Execution:
             legs = self._legs
             for leg in legs:
                 leg.launcher.compile(into=into is not None)
+        if len(legs) > 1:
+            # JAX would refuse other device-local layouts as well, but by then a leg before may have moved.
+            _check_layouts([*leaves, *(into or [])])
         made = leaves if self._transform is None else self._transform(leaves)
+        placed = self._place_host_values(made)
         if donate and self._transform is not None:
             _delete(leaves)
         out: list[Any] = [None] * len(self._targets)
         for leg in legs:
             self._run_leg(leg, made, into, out, verify, timeout)
-        self._place_host_values(made, out, into)
+        for i, value in placed.items():
+            reuse = into is not None and not _far({0: self._targets[i].dst})
+            out[i] = _overwrite(into[i], value) if into is not None and reuse else value
         for i in self._shared:
             out[i] = out[self._targets[i].same_as]
         if into is not None:
             _delete(into)
         if donate:
             _delete(made)
-        self._last = [weakref.ref(x) for x in out]
+        self._returned.append([weakref.ref(x) for x in out])
         return out
 
-    def returned_last(self, arrays: Sequence[Any]) -> bool:
-        """Whether these are the very arrays of the last result: no others have their memory."""
-        last = self._last
-        return len(arrays) == len(last) and all([ref() is x for ref, x in zip(last, arrays, strict=True)])
+    def returned(self, arrays: Sequence[Any]) -> bool:
+        """Whether these are the very arrays of one of the last results: none of them has another's memory."""
+        return any(
+            len(arrays) == len(last) and all([ref() is x for ref, x in zip(last, arrays, strict=True)])
+            for last in self._returned
+        )
 
     @cached_property
     def _legs(self) -> list[_Leg]:
@@ -123,18 +134,29 @@ class Execution:
             sides.append(list(zip(_verify.checksums(arrays, shardings, dtypes), boxes, strict=True)))
         _verify.compare([leaf.path for leaf in route.leaves], *sides)
 
-    def _place_host_values(self, made: Sequence[Any], out: list[Any], into: Sequence[Array] | None) -> None:
+    def _place_host_values(self, made: Sequence[Any]) -> dict[int, Array]:
+        """The values of the host on the destination, by place."""
+        placed = {}
         for i in self._host:
             target = self._targets[i]
             lent = jax.device_put(_cast_host(made[i], target.dtype), target.dst)
             # On CPU the first device_put lends NumPy's memory, which its owner may write to.
-            out[i] = jax.device_put(lent, target.dst, may_alias=False) if into is None else _overwrite(into[i], lent)
+            placed[i] = jax.device_put(lent, target.dst, may_alias=False)
+        return placed
 
 
 @partial(jax.jit, donate_argnums=0, keep_unused=True)
 def _overwrite(old: Array, new: Array) -> Array:
     """`new` in the memory of `old`."""
     return new
+
+
+def _check_layouts(arrays: Sequence[Any]) -> None:
+    for x in arrays:
+        if is_array(x) and not row_major(x):
+            raise ValueError(
+                f"an array of shape {x.shape} has another device-local layout than the default, row-major one"
+            )
 
 
 def _far(shardings: dict[int, NamedSharding]) -> dict[int, NamedSharding]:

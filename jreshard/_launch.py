@@ -6,9 +6,9 @@ from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
-import jax
 from jax import Array
 
+from jreshard._compat import launching
 from jreshard._native import Exchange
 from jreshard._programs import Program, Programs
 from jreshard._route import Route
@@ -69,20 +69,23 @@ class Launcher:
         if not chosen:
             return arrays
         arrays = list(arrays)
-        for i, made in zip(chosen, self._prepare(*(arrays[i] for i in chosen)), strict=True):
-            arrays[i] = made
+        with launching():
+            made = self._prepare(*(arrays[i] for i in chosen))
+        for i, x in zip(chosen, made, strict=True):
+            arrays[i] = x
         return arrays
 
     def run(self, published: Sequence[Array], into: Sequence[Array] | None, timeout: float) -> list[Array]:
         """Moves the published arrays; returns with arrays that become ready, or fail, by the timeout."""
         with _launch_order if self._on_streams else nullcontext():
-            call = self._exchange.begin(timeout)
+            call = None
             try:
-                # Only the call's number comes from the host; it is not what a guard is set against.
-                with jax.transfer_guard("allow"):
+                call = self._exchange.begin(timeout)
+                with launching():
                     return self._launch(call, published, into)
             except BaseException as error:
-                self._exchange.abort(call, f"jreshard: launching the transfer failed: {error}")
+                if call is not None:
+                    self._exchange.abort(call, f"jreshard: launching the transfer failed: {error}")
                 raise
 
     def _launch(self, call: int, published: Sequence[Array], into: Sequence[Array] | None) -> list[Array]:

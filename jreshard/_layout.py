@@ -67,6 +67,8 @@ def layout_of(shape: tuple[int, ...], mesh: AnyMesh, spec: PartitionSpec) -> Lay
     """
     if getattr(spec, "unreduced", None):
         raise LayoutError(f"the spec {spec} is unreduced over {sorted(spec.unreduced)}; reduce the array first")
+    if getattr(spec, "reduced", None):
+        raise LayoutError(f"the spec {spec} is reduced over {sorted(spec.reduced)}; give it without `reduced`")
     if len(spec) > len(shape):
         raise LayoutError(f"the spec {spec} names {len(spec)} dims, the array has {len(shape)}: shape {shape}")
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))

@@ -14,6 +14,7 @@ from jreshard._plan import Plan, Signature
 from jreshard._route import Leaf, Route, Target
 from jreshard._sources import Source, alias_pattern, read_source
 from jreshard._transform import SourceTransform, Transform, cast_floating, device_sets
+from jreshard._wire import UNUSABLE
 
 
 def build_plan(
@@ -52,7 +53,9 @@ def build_plan(
 def _floating(dtype: Any) -> Any:
     if dtype is None:
         return None
-    dtype = jnp.dtype(dtype)
+    dtype = jax.dtypes.canonicalize_dtype(jnp.dtype(dtype))
+    if dtype.name in UNUSABLE:
+        raise TypeError(f"dtype is {dtype}, which XLA cannot compute with; expected another")
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"dtype is {dtype}; expected a floating dtype: only floating leaves are cast")
     return dtype
@@ -139,6 +142,8 @@ def _sharding_fault(sharding: NamedSharding, executes: bool) -> str | None:
         return "the mesh is abstract; expected one with devices" if executes else None
     if sharding.mesh.size == 0:
         return "the mesh has no devices"
+    if len(set(sharding.mesh.devices.flat)) < sharding.mesh.size:
+        return "the mesh has a device twice"
     if executes and not sharding.is_fully_addressable:
         return "it spans devices of other processes; this version moves arrays within one process"
     return None

@@ -7,11 +7,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jreshard._compat import is_array
+from jreshard._compat import is_array, is_ready
 
 
 def buffers_of(x: Array) -> Iterator[tuple[Any, int]]:
-    """(device, address) of every shard of `x` in this process."""
+    """(device, address) of every shard of `x` in this process; nothing for an array that is not computed yet.
+
+    Asking such an array for its address would wait for it, and with Python's lock held.
+    """
+    if not is_ready(x):
+        return
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     if x.size == 0:

@@ -77,6 +77,7 @@ class Plan:
     ) -> None:
         self._signature, self._out_treedef, self._replan = signature, out_treedef, replan
         self.targets, self.routes = tuple(targets), tuple(routes)
+        self._transform = transform
         self._execution = Execution(targets, routes, transform)
         sources = [device for route in routes for device in route.devices[: len(route.src_ranks)]]
         self.devices = tuple(dict.fromkeys([*sources, *(d for route in routes for d in route.devices)]))
@@ -105,20 +106,30 @@ class Plan:
                 params, donate=donate, into=into, verify=verify, timeout=timeout, transport=transport
             )
         return self.execute_leaves(
-            leaves, donate=donate, into=into, verify=verify, timeout=timeout, transport=transport
+            leaves, treedef, donate=donate, into=into, verify=verify, timeout=timeout, transport=transport
         )
 
     def execute_leaves(
-        self, leaves: Sequence[Any], *, donate: bool, into: Any, verify: bool, timeout: float, transport: str
+        self,
+        leaves: Sequence[Any],
+        treedef: Any,
+        *,
+        donate: bool,
+        into: Any,
+        verify: bool,
+        timeout: float,
+        transport: str,
     ) -> Any:
         """`execute` for leaves that are known to be those that the plan was made for."""
         check_options(timeout, transport, self.routes)
         old = None if into is None else self._check_into(into, leaves)
         out = self._execution.run(leaves, old, donate=donate, verify=verify, timeout=float(timeout))
-        return jax.tree.unflatten(self._out_treedef, out)
+        # Without a transform the result has the very structure handed over: what its containers carry beside their
+        # leaves may equal the planned one's and yet differ from it, as 1 and True do.
+        return jax.tree.unflatten(treedef if self._transform is None else self._out_treedef, out)
 
     def _check_into(self, into: Any, leaves: Sequence[Any]) -> list[Array]:
-        fresh, suspects = self._execution.returned_last, self._suspects
+        fresh, suspects = self._execution.returned, self._suspects
         return check_into(into, self._out_treedef, self.targets, leaves, fresh=fresh, suspects=suspects)
 
     @cached_property

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jreshard._compat import own_tracing_context
+from jreshard._compat import own_tracing_context, row_major
 from jreshard._layout import layout_of_sharding
 from jreshard._native import PUBLISH, RECEIVE, RELEASE
 from jreshard._route import Leaf, Route
@@ -186,6 +186,9 @@ def _compile(fn: Program, mesh: Mesh, args: Sequence[Any], *, out_shardings: Any
     def call(*arrays: Any) -> Any:
         # Compiled objects refuse arrays of less than a byte an element: JAX gives the two sides different layouts
         # (`sub_byte_element_size_in_bits`). A jitted function takes them, in the context that it was lowered in.
+        # It would also take other device-local layouts, by way of copies that are gone when the readers come.
+        if not all(row_major(x) for x in arrays if isinstance(x, Array)):
+            raise ValueError("an array has another device-local layout than the default, row-major one")
         with own_tracing_context(mesh):
             return jitted(*arrays)
 

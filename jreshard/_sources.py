@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
@@ -53,11 +54,25 @@ def read_source(x: Any, wanted: Sharding | None, path: Path, errors: LeafErrors,
             return _located(x, x.sharding or wanted, wanted, path, errors)
         errors.add(path, f"is the placeholder {x}; expected an array, there is nothing to move", kind=TypeError)
     elif isinstance(x, HOST_TYPES):
-        array = np.asarray(x)
-        return Source(array.shape, jax.dtypes.canonicalize_dtype(array.dtype), None)
+        return _of_host(x, path, errors)
     else:
         errors.add(path, f"is a {type(x).__name__}; expected a jax.Array, a NumPy array or a number", kind=TypeError)
     return None
+
+
+def _of_host(x: Any, path: Path, errors: LeafErrors) -> Source | None:
+    array = np.asarray(x)
+    try:
+        dtype = jax.eval_shape(lambda: jnp.zeros((), jax.dtypes.canonicalize_dtype(array.dtype))).dtype
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.name in UNUSABLE or not array.dtype.isnative:
+        errors.add(path, f"is of dtype {array.dtype}; expected one that JAX arrays have", kind=TypeError)
+        return None
+    if isinstance(x, int) and not isinstance(x, bool) and int(np.iinfo(dtype).max) < abs(x):
+        errors.add(path, f"is {x}, too large for {dtype}; enable jax_enable_x64, or give an array")
+        return None
+    return Source(array.shape, dtype, None)
 
 
 def _located(
@@ -69,6 +84,8 @@ def _located(
     if sharding is None:
         errors.add(path, f"is {x} without a sharding; give one, or src_sharding")
         return None
+    if isinstance(wanted, SingleDeviceSharding):
+        wanted = named_sharding(wanted)
     if wanted is not None and not isinstance(wanted, NamedSharding):
         errors.add(path, f"src_sharding is {wanted}; expected a NamedSharding", kind=TypeError)
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jreshard._compat import is_array, tracing_config
+from jreshard._compat import is_array, is_tracer, is_tracing, tracing_config
 from jreshard._make_plan import build_plan
 from jreshard._plan import Plan
 from jreshard._sources import alias_pattern, any_deleted, facts_of
@@ -68,8 +68,10 @@ def transfer(
         >>> weights = jreshard.transfer(params, src, dst, into=weights)  # doctest: +SKIP
     """
     plan_of = partial(_cached, src_sharding=src_sharding, dst_sharding=dst_sharding, dtype=dtype, transform=transform)
-    leaves, made = plan_of(params)
-    return made.execute_leaves(leaves, donate=donate, into=into, verify=verify, timeout=timeout, transport=transport)
+    leaves, treedef, made = plan_of(params)
+    return made.execute_leaves(
+        leaves, treedef, donate=donate, into=into, verify=verify, timeout=timeout, transport=transport
+    )
 
 
 def plan(
@@ -98,14 +100,12 @@ def plan(
         256
     """
 
-    def replan(params: Any) -> Plan:
-        return _cached(params, src_sharding=src_sharding, dst_sharding=dst_sharding, dtype=dtype, transform=transform)[
-            1
-        ]
+    request = {"src_sharding": src_sharding, "dst_sharding": dst_sharding, "dtype": dtype, "transform": transform}
 
-    return build_plan(
-        params, src_sharding, dst_sharding, dtype=dtype, transform=transform, executes=False, replan=replan
-    )
+    def replan(params: Any) -> Plan:
+        return _cached(params, **request)[2]
+
+    return build_plan(params, **request, executes=False, replan=replan)
 
 
 class _PlanCache:
@@ -132,28 +132,30 @@ class _PlanCache:
 _plans = _PlanCache(_PLANS_KEPT)
 
 
-def _cached(params: Any, **request: Any) -> tuple[list[Any], Plan]:
-    """The leaves of `params`, and the plan for trees like it."""
+def _cached(params: Any, **request: Any) -> tuple[list[Any], Any, Plan]:
+    """The leaves and the structure of `params`, and the plan for trees like it."""
     leaves, treedef = jax.tree.flatten(params)
+    if is_tracing() and not any(map(is_tracer, leaves)):  # tracers are refused by path
+        raise TypeError("transfer was called inside a function that is traced (jit, grad, vmap, …); call it outside")
     key = _request_key(leaves, treedef, **request)
-    found = None if key is None else _plans.get(key)
+    try:
+        found = _plans.get(key)
+    except (TypeError, ValueError):
+        # Not a sharding, which building the plan will tell; or containers that carry what cannot be compared, such as
+        # arrays, beside their leaves: their plan is made each time.
+        key, found = None, None
     if found is None or any_deleted(leaves):
-        found = build_plan(params, executes=True, replan=lambda other: _cached(other, **request)[1], **request)
+        found = build_plan(params, executes=True, replan=lambda other: _cached(other, **request)[2], **request)
         if key is not None:
             _plans.put(key, found)
-    return leaves, found
+    return leaves, treedef, found
 
 
 def _request_key(
     leaves: list[Any], treedef: Any, *, src_sharding: Any, dst_sharding: Any, dtype: Any, transform: Any
-) -> Hashable | None:
-    """Equal for requests that one plan serves; `None` for what cannot be one, which building the plan will tell."""
+) -> Hashable:
+    """Equal for requests that one plan serves."""
     # A transform, and the placing of values of the host, depend on JAX's configuration.
     config = tracing_config() if transform is not None or not all(map(is_array, leaves)) else None
     shardings = [(tuple(leaves), treedef) for leaves, treedef in map(jax.tree.flatten, (src_sharding, dst_sharding))]
-    key = (treedef, facts_of(leaves), alias_pattern(leaves), *shardings, dtype, transform, config)
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
+    return treedef, facts_of(leaves), alias_pattern(leaves), *shardings, dtype, transform, config

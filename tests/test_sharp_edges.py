@@ -1,5 +1,6 @@
 """Faults that were found by trying to break it, each kept from coming back."""
 
+import dataclasses
 import functools
 import time
 
@@ -136,3 +137,65 @@ def test_replicas_share_the_sending_over_leaves_of_different_shapes():
     sent = jreshard.plan(shapes, src, dst).sent
     assert (sent[:4] > 0).all()
     assert sent.max() < 2 * sent[:4].min()
+
+
+def test_into_while_a_callback_runs_on_the_destination():
+    """Asking a pending array for its address would hold Python's lock, which the callback needs."""
+    on = named(mesh([0, 1]), "x")
+    old = [jreshard.transfer(put(numbers((4, 4), seed=i), on), on, on) for i in range(6)]
+    late = slow_source(on, fails=False)
+    new = jreshard.transfer(late, on, on, into=old[0], timeout=60)
+    np.testing.assert_array_equal(new, np.ones((4, 4)))
+
+
+def test_inside_of_jit_is_refused_with_concrete_arrays_too():
+    src, dst = named(mesh([0])), named(mesh([1]))
+    params = put(numbers((4,)), src)
+    with pytest.raises(TypeError, match="inside a function that is traced"):
+        jax.jit(lambda x: x + jreshard.transfer(params, src, dst)[0])(1.0)
+
+
+@pytest.mark.parametrize("context", [jax.disable_jit, lambda: jax.debug_nans(True)])
+def test_checks_that_the_caller_set_for_other_code(context):
+    src, dst = named(mesh([0, 1]), "x"), named(mesh([2, 3]), None, "x")
+    value = np.full((6, 10), np.nan, np.float32)
+    source = put(value, src)
+    with context():
+        moved = jreshard.transfer({"w": source}, src, dst)
+    assert_holds(moved["w"], value, dst)
+
+
+def test_static_fields_are_those_handed_over():
+    @functools.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["tag"])
+    @dataclasses.dataclass
+    class Weights:
+        w: jax.Array
+        tag: object
+
+    src, dst = named(mesh([0])), named(mesh([1]))
+    for tag in (1, True, 1.0, np.zeros(2), np.zeros(2)):
+        moved = jreshard.transfer(Weights(put(numbers((4,)), src), tag), src, dst)
+        assert type(moved.tag) is type(tag)
+
+
+@pytest.mark.parametrize(
+    "value", [np.array(["a"]), np.array([object()]), np.zeros(3, ">f4"), 2**40, np.zeros(2, "datetime64[s]")]
+)
+def test_values_that_jax_cannot_hold_are_named(value):
+    dst = named(mesh([0]))
+    with pytest.raises((TypeError, ValueError), match=r"\['bad'\]"):
+        jreshard.transfer({"good": 1.0, "bad": value}, None, dst)
+
+
+def test_device_twice_in_a_mesh_is_named():
+    twice = NamedSharding(Mesh(np.array([cpus()[1], cpus()[1]]), ("x",)), P("x"))
+    src = named(mesh([0]))
+    with pytest.raises(ValueError, match=r"\['w'\].*twice"):
+        jreshard.transfer({"w": put(numbers((4,)), src)}, src, twice)
+
+
+def test_single_device_sharding_as_source():
+    where = jax.sharding.SingleDeviceSharding(cpus()[3])
+    dst = named(mesh([1]))
+    value = numbers((4,))
+    assert_holds(jreshard.transfer(jax.device_put(value, where), where, dst), value, dst)

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <initializer_list>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -58,3 +59,23 @@ class Outcome {
   int calls_ = 0;
   std::optional<std::string> text_;
 };
+
+struct Test {
+  const char* name;
+  void (*run)();
+};
+
+// What `main` does: runs all, and returns the exit status.
+inline int run_tests(std::initializer_list<Test> tests) {
+  int failed = 0;
+  for (const Test& test : tests) {
+    const int before = checks_failed;
+    test.run();
+    const bool ok = checks_failed == before;
+    failed += !ok;
+    std::printf("%s %s\n", ok ? "ok    " : "FAILED", test.name);
+    std::fflush(stdout);
+  }
+  std::printf("%d of %zu native tests failed\n", failed, tests.size());
+  return failed != 0;
+}

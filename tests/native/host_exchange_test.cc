@@ -15,6 +15,7 @@
 
 #include "check.h"
 #include "copy_plan.h"
+#include "copy_table.h"
 #include "strided_copy.h"
 
 using jreshard::Copy;
@@ -23,41 +24,6 @@ using jreshard::Dim;
 using jreshard::HostExchange;
 
 namespace {
-
-using Words = std::vector<int64_t>;
-using Bytes = std::vector<uint8_t>;
-
-constexpr int kSends = 1, kReceives = 2;
-constexpr uint8_t kPoison = 0xA5;
-constexpr double kLong = 300;
-constexpr double kShort = 0.05;
-
-struct Table {
-  int64_t chunk;
-  std::vector<int> roles;
-  std::vector<int> leaf_template;
-  std::vector<std::vector<Copy>> templates;
-
-  Words words() const {
-    Words out{int64_t(roles.size()), int64_t(leaf_template.size()), int64_t(templates.size()), chunk};
-    out.insert(out.end(), roles.begin(), roles.end());
-    out.insert(out.end(), leaf_template.begin(), leaf_template.end());
-    for (const auto& copies : templates) {
-      out.push_back(copies.size());
-      for (const Copy& c : copies) {
-        out.insert(out.end(), {c.src_rank, c.dst_rank, c.src_offset, c.dst_offset, c.run, int64_t(c.dims.size())});
-        for (const Dim& dim : c.dims) out.insert(out.end(), {dim.extent, dim.src_stride, dim.dst_stride});
-      }
-    }
-    return out;
-  }
-  std::shared_ptr<HostExchange> exchange() const {
-    const Words table = words();
-    std::vector<std::string> names;
-    for (size_t rank = 0; rank < roles.size(); ++rank) names.push_back("device " + std::to_string(rank));
-    return std::make_shared<HostExchange>(CopyPlan(table.data(), table.size()), names);
-  }
-};
 
 // Two senders with one array of 8 bytes each, of which two receivers take four bytes from either.
 Table two_to_two() {
@@ -124,36 +90,6 @@ void test_bad_tables_are_refused() {
   }
 }
 
-// A box in a larger row-major array on either side, as the planner makes them.
-struct StridedBox {
-  Copy copy;
-  int64_t src_bytes;
-  int64_t dst_bytes;
-};
-
-StridedBox random_box(std::mt19937& random, int64_t run) {
-  auto draw = [&](int low, int high) { return std::uniform_int_distribution<int64_t>(low, high)(random); };
-  Copy copy{0, 1, draw(0, 9), draw(0, 9), run, std::vector<Dim>(draw(0, 4))};
-  int64_t src = run + draw(0, 5), dst = run + draw(0, 5);
-  for (size_t d = copy.dims.size(); d-- > 0;) {
-    copy.dims[d] = {draw(1, 5), src, dst};
-    src *= copy.dims[d].extent + draw(0, 2);
-    dst *= copy.dims[d].extent + draw(0, 2);
-  }
-  return {copy, copy.src_offset + src, copy.dst_offset + dst};
-}
-
-void copy_naively(const Copy& copy, const Bytes& src, Bytes& dst, size_t dim, int64_t src_at, int64_t dst_at) {
-  if (dim == copy.dims.size()) {
-    for (int64_t i = 0; i < copy.run; ++i) dst[dst_at + i] = src[src_at + i];
-    return;
-  }
-  const Dim& d = copy.dims[dim];
-  for (int64_t i = 0; i < d.extent; ++i) {
-    copy_naively(copy, src, dst, dim + 1, src_at + i * d.src_stride, dst_at + i * d.dst_stride);
-  }
-}
-
 void test_strided_copies() {
   std::mt19937 random(1);
   for (int repeat = 0; repeat < 10; ++repeat) {
@@ -161,7 +97,7 @@ void test_strided_copies() {
       const StridedBox box = random_box(random, run);
       Bytes src(box.src_bytes), expected(box.dst_bytes, kPoison), dst = expected;
       for (uint8_t& byte : src) byte = random();
-      copy_naively(box.copy, src, expected, 0, box.copy.src_offset, box.copy.dst_offset);
+      copy_naively(box.copy, src, expected);
 
       // In up to four pieces: rows cut at any place, each part's rows at any byte.
       auto cut = [&](int64_t size) { return std::uniform_int_distribution<int64_t>(0, size)(random); };
@@ -186,7 +122,7 @@ struct TwoToTwo {
   Bytes src[2] = {{0, 1, 2, 3, 4, 5, 6, 7}, {8, 9, 10, 11, 12, 13, 14, 15}};
   Bytes dst[2] = {Bytes(8, kPoison), Bytes(8, kPoison)};
   Outcome received[2], released[2];
-  std::shared_ptr<HostExchange> exchange = two_to_two().exchange();
+  std::shared_ptr<HostExchange> exchange = two_to_two().exchange<HostExchange>();
 
   std::string publish(int i, uint32_t call = 1) { return exchange->publish(call, i, 0, {src[i].data()}); }
   void receive(int i, uint32_t call = 1) { exchange->receive(call, 2 + i, 0, {dst[i].data()}, received[i].callback()); }
@@ -228,7 +164,7 @@ void test_every_order_of_the_steps() {
 void test_leaves_without_copies() {
   // Zero-sized arrays: nobody reads anything, and nobody waits.
   const Table table{2, {kSends, kReceives}, {0, 0, 0}, {{}}};
-  auto exchange = table.exchange();
+  auto exchange = table.exchange<HostExchange>();
   CHECK(exchange->begin(1, kLong));
   Outcome received[2], released;
   exchange->release(1, 0, released.callback());
@@ -254,6 +190,49 @@ void test_call_ids() {
   CHECK(t.exchange->begin(1, kLong));  // an id is free again once its call has ended
   t.exchange->abort(1, "enough");
   CHECK(t.exchange->open_calls() == 0);
+}
+
+void test_release_of_all_at_once() {
+  TwoToTwo t;
+  CHECK(!t.exchange->release_now(1));
+  CHECK(t.exchange->begin(1, kLong));
+  for (int i : {0, 1}) {
+    CHECK(!t.exchange->release_now(1));
+    t.publish(i);
+    t.receive(i);
+  }
+  CHECK(t.arrived());
+  CHECK(t.exchange->release_now(1));
+  CHECK(t.exchange->open_calls() == 0);
+
+  CHECK(t.exchange->begin(2, kLong));
+  t.exchange->abort(2, "enough");
+  CHECK(!t.exchange->release_now(2));
+}
+
+void test_steps_that_do_not_fit_the_plan() {
+  TwoToTwo t;
+  CHECK(t.exchange->begin(1, kLong));
+  const std::string no_part = "jreshard: a program ran on a device that its plan does not use";
+  const std::string no_fit = "jreshard: a program does not fit its plan";
+  Outcome outcomes[3];
+  CHECK_TEXT(t.exchange->publish(1, 2, 0, {nullptr}), no_part);
+  CHECK_TEXT(t.exchange->publish(1, 0, 1, {nullptr}), no_fit);
+  CHECK_TEXT(t.exchange->publish(1, 0, -1, {nullptr}), no_fit);
+  CHECK_TEXT(t.exchange->publish(1, 0, 0, {nullptr, nullptr}), no_fit);
+  t.exchange->receive(1, 0, 0, {nullptr}, outcomes[0].callback());
+  t.exchange->receive(1, 2, 0, {}, outcomes[1].callback());
+  t.exchange->release(1, 2, outcomes[2].callback());
+  CHECK_TEXT(outcomes[0].wait(), no_part);
+  CHECK_TEXT(outcomes[1].wait(), no_fit);
+  CHECK_TEXT(outcomes[2].wait(), no_part);
+  CHECK_TEXT(t.publish(0), "");
+  CHECK_TEXT(t.publish(0), "jreshard: a source was published twice");
+
+  t.publish(1);
+  for (int i : {0, 1}) t.receive(i);
+  CHECK(t.arrived());  // the call itself is none the worse
+  CHECK(t.exchange->release_now(1));
 }
 
 void test_timeouts_name_the_missing() {
@@ -315,7 +294,7 @@ Table slow_copy() {
 }
 
 void check_failure_while_copying(double timeout_s, const std::string& expected) {
-  auto exchange = slow_copy().exchange();
+  auto exchange = slow_copy().exchange<HostExchange>();
   CHECK(exchange->begin(1, timeout_s));
   // Plain bytes: what a callback allows to be overwritten is overwritten in it, for ThreadSanitizer to see.
   uint8_t src = 1;
@@ -361,7 +340,7 @@ class Reshard {
       table_.roles.push_back((rank < kSenders ? kSends : 0) | (rank >= kFirstReceiver ? kReceives : 0));
     }
     table_.chunk = kChunk;
-    exchange_ = table_.exchange();
+    exchange_ = table_.exchange<HostExchange>();
   }
 
   int chunks() const { return exchange_->plan().num_chunks(); }
@@ -433,7 +412,7 @@ class Reshard {
         bool equal = true;
         for (int64_t i = 0; i < size * columns; ++i) {
           const int64_t row = i / columns, column = part * columns + i % columns;
-          equal &= call.dst[rank][leaf][i] == value(call.id, leaf, row * size + column);
+          equal &= call.dst[rank][leaf][i] == byte_at(call.id, leaf, row * size + column);
         }
         CHECK(equal);
       }
@@ -454,14 +433,10 @@ class Reshard {
     }
     return out;
   }
-  static uint8_t value(uint32_t call, int leaf, int64_t position) {
-    const uint64_t mixed = (position + 1) * 0x9E3779B97F4A7C15u + call * 0xBF58476D1CE4E5B9u + leaf * 0x94D049BBu;
-    return mixed >> 56;
-  }
   void fill_source(Bytes& array, uint32_t call, int leaf, int rank) const {
     const int64_t count = sizes_[leaf] * sizes_[leaf] / kSenders;
     array.resize(count);
-    for (int64_t i = 0; i < count; ++i) array[i] = value(call, leaf, rank * count + i);
+    for (int64_t i = 0; i < count; ++i) array[i] = byte_at(call, leaf, rank * count + i);
   }
   int first(int chunk) const { return exchange_->plan().chunk_begin(chunk); }
   int last(int chunk) const { return exchange_->plan().chunk_end(chunk); }
@@ -511,7 +486,7 @@ void run_calls(uint32_t count, const std::vector<int64_t>& sizes) {
 
 void test_many_calls_from_many_threads() { run_calls(1000, {12, 0, 48, 12, 24, 36}); }
 
-void test_calls_big_enough_for_the_workers() { run_calls(20, {960, 12, 1200}); }
+void test_calls_big_enough_for_the_workers() { run_calls(4, {3600, 12, 2400}); }
 
 // Calls that are aborted at any moment while their devices come and go: everyone hears of it, once.
 void test_aborts_at_any_moment() {
@@ -543,16 +518,15 @@ void test_aborts_at_any_moment() {
 }  // namespace
 
 int main() {
-  const struct {
-    const char* name;
-    void (*run)();
-  } tests[] = {
+  return run_tests({
       {"table_is_read", test_table_is_read},
       {"bad_tables_are_refused", test_bad_tables_are_refused},
       {"strided_copies", test_strided_copies},
       {"every_order_of_the_steps", test_every_order_of_the_steps},
       {"leaves_without_copies", test_leaves_without_copies},
       {"call_ids", test_call_ids},
+      {"release_of_all_at_once", test_release_of_all_at_once},
+      {"steps_that_do_not_fit_the_plan", test_steps_that_do_not_fit_the_plan},
       {"timeouts_name_the_missing", test_timeouts_name_the_missing},
       {"deadlines_fire_in_order_and_only_once", test_deadlines_fire_in_order_and_only_once},
       {"absurdly_long_timeouts", test_absurdly_long_timeouts},
@@ -561,16 +535,5 @@ int main() {
       {"many_calls_from_many_threads", test_many_calls_from_many_threads},
       {"calls_big_enough_for_the_workers", test_calls_big_enough_for_the_workers},
       {"aborts_at_any_moment", test_aborts_at_any_moment},
-  };
-  int failed = 0;
-  for (const auto& test : tests) {
-    const int before = checks_failed;
-    test.run();
-    const bool ok = checks_failed == before;
-    failed += !ok;
-    std::printf("%s %s\n", ok ? "ok    " : "FAILED", test.name);
-    std::fflush(stdout);
-  }
-  std::printf("%d of %zu native tests failed\n", failed, sizeof tests / sizeof tests[0]);
-  return failed != 0;
+  });
 }

@@ -1,0 +1,391 @@
+// Tests of the exchange for GPUs without one: a stand-in for the driver runs the streams' work in any order that their
+// events allow. Arrays are written, read and overwritten by work on those streams, as programs of XLA would.
+#include "stream_exchange.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+
+#include "copy_engine.h"
+#include "copy_table.h"
+#include "fake_driver.h"
+
+using jreshard::Copy;
+using jreshard::CopyPlan;
+using jreshard::StreamExchange;
+
+namespace {
+
+std::string error_of(const std::function<void()>& launch) {
+  try {
+    launch();
+    return "";
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// A table with the sizes of its arrays.
+struct Plan {
+  Table table;
+  std::vector<std::vector<int64_t>> src_bytes, dst_bytes;  // [template][rank]
+
+  Plan(int64_t chunk, std::vector<int> roles) : table{chunk, std::move(roles), {}, {}} {}
+
+  void add_template() {
+    table.templates.emplace_back();
+    src_bytes.emplace_back(table.roles.size());
+    dst_bytes.emplace_back(table.roles.size());
+  }
+  // Adds a copy to the last template, to behind what the destination gets already.
+  void add(int src, int dst, StridedBox box, bool reread = false) {
+    int64_t &from = src_bytes.back()[src], &to = dst_bytes.back()[dst];
+    box.copy.src_rank = src;
+    box.copy.dst_rank = dst;
+    if (!reread) box.copy.src_offset += from;
+    box.copy.dst_offset += to;
+    from = reread ? std::max(from, box.src_bytes) : from + box.src_bytes;
+    to += box.dst_bytes;
+    table.templates.back().push_back(box.copy);
+  }
+};
+
+Plan random_plan(std::mt19937& random, int max_leaves) {
+  auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  std::vector<int> roles(draw(1, 4));
+  const int sets = draw(0, 2);  // the same devices on both sides, disjoint ones, or any
+  for (size_t rank = 0; rank < roles.size(); ++rank) {
+    roles[rank] = sets == 0 || roles.size() == 1 ? 3 : sets == 1 ? 1 + rank % 2 : draw(1, 3);
+  }
+  Plan plan(draw(0, 1) ? 64 : draw(1, 9), roles);
+  for (int t = draw(1, 5); t > 0; --t) {
+    plan.add_template();
+    for (size_t src = 0; src < roles.size(); ++src) {
+      for (size_t dst = 0; dst < roles.size(); ++dst) {
+        if (!(roles[src] & kSends) || !(roles[dst] & kReceives)) continue;
+        for (int boxes = draw(0, 3); boxes > 0; --boxes) plan.add(src, dst, random_box(random, draw(1, 4)), draw(0, 1));
+      }
+    }
+  }
+  for (int leaves = draw(1, max_leaves); leaves > 0; --leaves) {
+    plan.table.leaf_template.push_back(draw(0, plan.table.templates.size() - 1));
+  }
+  return plan;
+}
+
+// Two senders, two receivers, three leaves in two chunks, and copies of each kind between any two.
+Plan every_kind_of_copy() {
+  Plan plan(2, {kSends, kSends, kReceives, kReceives});
+  plan.add_template();
+  for (int src : {0, 1}) {
+    for (int dst : {2, 3}) {
+      plan.add(src, dst, {{0, 0, 0, 0, 4, {}}, 4, 4});
+      plan.add(src, dst, {{0, 0, 1, 2, 4, {}}, 5, 6});
+      plan.add(src, dst, {{0, 0, 0, 0, 3, {{2, 4, 5}}}, 8, 10});
+      plan.add(src, dst, {{0, 0, 0, 0, 3, {{2, 12, 10}, {2, 4, 5}}}, 24, 20});
+    }
+  }
+  plan.table.leaf_template = {0, 0, 0};
+  return plan;
+}
+
+// An exchange with one set of arrays, which all of its calls use.
+class Transfers {
+ public:
+  explicit Transfers(Plan plan, uint32_t seed = 1, bool has_batch = true)
+      : driver(seed, has_batch),
+        random_(seed),
+        plan_(std::move(plan)),
+        words_(plan_.table.words()),
+        parsed_(words_.data(), words_.size()),
+        exchange(plan_.table.exchange<StreamExchange>(driver.table())) {
+    for (int rank = 0; rank < parsed_.num_ranks(); ++rank) {
+      streams_.push_back(driver.add_device());
+      for (int leaf : plan_.table.leaf_template) {
+        src_[rank].emplace_back(plan_.src_bytes[leaf][rank]);
+        dst_[rank].emplace_back(plan_.dst_bytes[leaf][rank]);
+      }
+    }
+  }
+
+  // A rank's program for each step of a call. XLA may reorder the chunks. Ranks without a part in it do nothing.
+  void publish(uint32_t id, int rank) {
+    if (!parsed_.sends(rank)) return;
+    for (int chunk : chunks(id, rank)) {
+      driver.enqueue(streams_[rank], [=] {
+        each_leaf(chunk, [&](int leaf) {
+          const Bytes bytes = made(id, leaf, rank);
+          std::copy(bytes.begin(), bytes.end(), src_[rank][leaf].begin());
+        });
+      });
+      std::vector<const void*> arrays;
+      each_leaf(chunk, [&](int leaf) { arrays.push_back(src_[rank][leaf].data()); });
+      exchange->publish(rank, chunk, arrays, streams_[rank]);
+    }
+  }
+  void receive(uint32_t id, int rank) {
+    if (!parsed_.receives(rank)) return;
+    for (int chunk : chunks(id, rank)) {
+      driver.enqueue(streams_[rank], [=] { overwrite(dst_[rank], chunk); });
+      std::vector<void*> arrays;
+      each_leaf(chunk, [&](int leaf) { arrays.push_back(dst_[rank][leaf].data()); });
+      exchange->receive(rank, chunk, arrays, streams_[rank]);
+      ++chunks_to_check_;
+      driver.enqueue(streams_[rank], [=] {
+        check_arrived(id, rank, chunk);
+        overwrite(dst_[rank], chunk);
+      });
+    }
+  }
+  void release(uint32_t, int rank) {
+    if (!parsed_.sends(rank)) return;
+    exchange->release(rank, streams_[rank]);
+    driver.enqueue(streams_[rank], [=] {
+      for (int chunk = 0; chunk < parsed_.num_chunks(); ++chunk) overwrite(src_[rank], chunk);
+    });
+  }
+
+  // A whole call from one thread. In between the devices get on with about so many pieces of work at a time.
+  void call(uint32_t id, int work) {
+    CHECK(exchange->begin(id, kLong));
+    for (auto step : {&Transfers::publish, &Transfers::receive, &Transfers::release}) {
+      for (int rank : shuffled(ranks(), random_)) {
+        (this->*step)(id, rank);
+        if (work) driver.run(random_() % work);
+      }
+    }
+  }
+
+  void finish() {
+    driver.run_all();
+    CHECK(chunks_to_check_ == 0);
+    CHECK(exchange->open_calls() == 0 && driver.contexts() == 0);
+    for (const auto& arrays : dst_) {  // nothing came after it was looked for
+      for (const Bytes& array : arrays) CHECK(array == Bytes(array.size(), kPoison));
+    }
+  }
+  int ranks() const { return parsed_.num_ranks(); }
+
+ private:
+  static std::vector<int> shuffled(int count, std::mt19937& random) {
+    std::vector<int> out(count);
+    std::iota(out.begin(), out.end(), 0);
+    std::shuffle(out.begin(), out.end(), random);
+    return out;
+  }
+  std::vector<int> chunks(uint32_t id, int rank) const {
+    std::mt19937 random(id * 8 + rank);
+    return shuffled(parsed_.num_chunks(), random);
+  }
+  template <typename Action>
+  void each_leaf(int chunk, Action action) const {
+    for (int leaf = parsed_.chunk_begin(chunk); leaf < parsed_.chunk_end(chunk); ++leaf) action(leaf);
+  }
+  Bytes made(uint32_t id, int leaf, int rank) const {
+    Bytes out(src_[rank][leaf].size());
+    for (size_t i = 0; i < out.size(); ++i) out[i] = byte_at(id, leaf * 8 + rank, i);
+    return out;
+  }
+  void overwrite(std::vector<Bytes>& arrays, int chunk) const {
+    each_leaf(chunk, [&](int leaf) { std::fill(arrays[leaf].begin(), arrays[leaf].end(), kPoison); });
+  }
+  void check_arrived(uint32_t id, int rank, int chunk) {
+    bool equal = true;
+    each_leaf(chunk, [&](int leaf) {
+      Bytes expected(dst_[rank][leaf].size(), kPoison);
+      for (const Copy& copy : parsed_.copies(leaf, rank)) copy_naively(copy, made(id, leaf, copy.src_rank), expected);
+      equal &= dst_[rank][leaf] == expected;
+    });
+    CHECK(equal);
+    --chunks_to_check_;
+  }
+
+ public:
+  FakeDriver driver;
+
+ private:
+  std::mt19937 random_;
+  Plan plan_;
+  Words words_;
+  CopyPlan parsed_;
+  std::vector<FakeDriver::Stream> streams_;
+  std::vector<Bytes> src_[4], dst_[4];  // [rank][leaf]
+  std::atomic<int> chunks_to_check_{0};
+
+ public:
+  std::shared_ptr<StreamExchange> exchange;
+};
+
+void test_random_plans() {
+  for (uint32_t seed = 1; seed <= 60; ++seed) {
+    std::mt19937 random(seed);
+    Transfers t(random_plan(random, 150), seed, seed % 2);
+    // Launched while the devices stand still, or while they are more or less busy.
+    for (uint32_t id = 1; id <= 4; ++id) t.call(id, seed % 3 == 0 ? 0 : 1 << random() % 10);
+    t.finish();
+  }
+}
+
+void test_events_and_streams_are_used_again() {
+  Transfers t(every_kind_of_copy());
+  t.call(1, 10);
+  const int events = t.driver.calls("cuEventCreate"), streams = t.driver.calls("cuStreamCreate");
+  CHECK(streams == 4);  // one for each pair
+  for (uint32_t id = 2; id <= 1000; ++id) t.call(id, 40);
+  CHECK(t.driver.calls("cuEventCreate") == events && t.driver.calls("cuStreamCreate") == streams);
+  t.finish();
+}
+
+void test_each_device_has_a_thread() {
+  for (uint32_t seed = 1; seed <= 8; ++seed) {
+    std::mt19937 random(seed);
+    Transfers t(random_plan(random, 12), seed);
+    constexpr uint32_t kCalls = 30;
+    for (uint32_t id = 1; id <= kCalls; ++id) CHECK(t.exchange->begin(id, kLong));
+    std::vector<std::thread> devices;
+    for (int rank = 0; rank < t.ranks(); ++rank) {
+      devices.emplace_back([&t, rank] {
+        for (uint32_t id = 1; id <= kCalls; ++id) {
+          t.publish(id, rank);
+          t.receive(id, rank);
+          t.driver.run(id % 16);
+          t.release(id, rank);
+        }
+        CHECK(t.driver.contexts() == 0);
+      });
+    }
+    for (std::thread& device : devices) device.join();
+    t.finish();
+  }
+}
+
+// Whatever the driver refuses, in any of the steps: the call fails with it on all ranks, and so do further ones.
+void test_failures_of_the_driver() {
+  int failures = 0;
+  for (const std::string function :
+       {"cuStreamGetCtx", "cuCtxPushCurrent", "cuStreamCreate", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent",
+        "cuMemcpyAsync", "cuMemcpy2DAsync", "cuMemcpy3DAsync", "cuMemcpyBatchAsync"}) {
+    bool reached = true;
+    for (int n = 0; reached; ++n) {
+      Transfers t(every_kind_of_copy(), n + 1, function != "cuMemcpyAsync");
+      t.driver.fail(function, n);
+      CHECK(t.exchange->begin(1, kLong));
+      std::string text;
+      for (auto step : {&Transfers::publish, &Transfers::receive, &Transfers::release}) {
+        for (int rank = 0; rank < t.ranks(); ++rank) {
+          const bool takes_part = (step == &Transfers::receive) == (rank >= 2);
+          const std::string error = error_of([&] { (t.*step)(1, rank); });
+          if (text.empty()) text = error;
+          if (takes_part) CHECK_TEXT(error, text);
+        }
+      }
+      reached = !text.empty();
+      failures += reached;
+      if (reached) CHECK_TEXT(text, "jreshard: " + function + " failed: as told (700)");
+      CHECK(t.exchange->begin(2, kLong) != reached);
+      if (!reached) t.exchange->abort(2, "over");
+      CHECK(t.exchange->open_calls() == 0 && t.driver.contexts() == 0);
+      t.driver.only_note = true;
+    }
+  }
+  CHECK(failures > 100);
+}
+
+void test_timeouts_name_the_missing() {
+  const auto start = std::chrono::steady_clock::now();
+  for (const bool published : {false, true}) {
+    Transfers t(every_kind_of_copy());
+    CHECK(t.exchange->begin(1, kShort));
+    t.publish(1, 0);
+    if (published) t.publish(1, 1), t.receive(1, 2);
+    const std::string text = error_of([&] { published ? t.release(1, 0) : t.receive(1, 2); });
+    CHECK(contains(text, "jreshard: transfer timed out after 0.05"));
+    CHECK(contains(text, published ? "the readers of device 0" : "device 1 to publish"));
+    CHECK(contains(text, "device 0") == published);
+    CHECK_TEXT(error_of([&] { t.receive(1, 3); }), text);
+    CHECK_TEXT(error_of([&] { t.release(1, 1); }), text);
+    CHECK(!t.exchange->begin(2, kLong) && t.exchange->open_calls() == 0);
+    t.driver.run_all();
+  }
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(30));
+}
+
+void test_aborts_reach_those_who_wait() {
+  for (const bool all : {false, true}) {
+    Transfers t(every_kind_of_copy());
+    CHECK_TEXT(error_of([&] { t.publish(1, 0); }), "jreshard: this transfer is not under way");
+    CHECK(t.exchange->begin(1, kLong) && t.exchange->begin(2, kLong));
+    CHECK(t.exchange->open_calls() == 2);
+    std::thread device([&] { CHECK_TEXT(error_of([&] { t.receive(1, 2); }), "enough"); });
+    std::this_thread::sleep_for(std::chrono::duration<double>(kShort));
+    all ? t.exchange->abort_all("enough") : t.exchange->abort(1, "enough");
+    device.join();
+    CHECK(t.exchange->open_calls() == (all ? 0 : 1) && !t.exchange->begin(3, kLong));
+    t.exchange->abort(2, "over");
+  }
+}
+
+// Copies between arrays too large for a test: what is enqueued is noted down only.
+void test_what_the_copy_engine_is_asked() {
+  constexpr int64_t kMax = 0x7FFFFFFF, kHuge = int64_t{1} << 40;
+  const struct {
+    std::vector<jreshard::Dim> dims;
+    std::string function;
+    int calls;
+  } cases[] = {{{}, "cuMemcpyAsync", 1},
+               {{{3, 8, 9}}, "cuMemcpy2DAsync", 1},
+               {{{3, kMax, 8}}, "cuMemcpy2DAsync", 1},
+               {{{3, 8, kMax + 1}}, "cuMemcpyAsync", 3},
+               {{{3, kMax + 1, 8}}, "cuMemcpyAsync", 3},
+               {{{3, 24, 32}, {2, 8, 16}}, "cuMemcpy3DAsync", 1},
+               {{{3, kHuge, 3 * kHuge}, {2, 8, 16}}, "cuMemcpy3DAsync", 1},
+               {{{3, 25, 32}, {2, 8, 16}}, "cuMemcpy2DAsync", 3},
+               {{{3, 24, 33}, {2, 8, 16}}, "cuMemcpy2DAsync", 3},
+               {{{3, 3 * kHuge, 32}, {2, kHuge, 16}}, "cuMemcpyAsync", 6},
+               {{{2, 2 * kHuge, 999}, {2, kHuge, 99}, {2, 24, 32}, {2, 8, 16}}, "cuMemcpy3DAsync", 4}};
+  for (const auto& c : cases) {
+    FakeDriver driver(1);
+    driver.only_note = true;
+    const auto stream = driver.add_device();
+    const jreshard::cuda::StreamContext context(driver.table(), stream);
+    jreshard::CopyBatch batch(driver.table());
+    const Copy copy{0, 1, 100, 200, 7, c.dims};
+    batch.add(copy, nullptr, nullptr);
+    batch.enqueue(stream);
+    batch.enqueue(stream);  // of what was enqueued nothing is left
+    std::vector<FakeDriver::Row> rows;
+    for_each_run(copy, [&](uint64_t src, uint64_t dst) { rows.push_back({dst, src, 7}); });
+    CHECK(driver.noted_rows == rows);
+    CHECK((driver.noted_calls == std::map<std::string, int>{{c.function, c.calls}}));
+  }
+  for (const bool has_batch : {false, true}) {
+    FakeDriver driver(1, has_batch);
+    driver.only_note = true;
+    const auto stream = driver.add_device();
+    const jreshard::cuda::StreamContext context(driver.table(), stream);
+    jreshard::CopyBatch batch(driver.table());
+    for (int64_t i : {0, 1, 2}) batch.add({0, 1, 10 * i, 20 * i, 5, {}}, nullptr, nullptr);
+    batch.enqueue(stream);
+    CHECK((driver.noted_rows == std::vector<FakeDriver::Row>{{0, 0, 5}, {20, 10, 5}, {40, 20, 5}}));
+    CHECK(driver.calls("cuMemcpyBatchAsync") == (has_batch ? 1 : 0));
+  }
+}
+
+}  // namespace
+
+int main() {
+  return run_tests({
+      {"random_plans", test_random_plans},
+      {"events_and_streams_are_used_again", test_events_and_streams_are_used_again},
+      {"each_device_has_a_thread", test_each_device_has_a_thread},
+      {"failures_of_the_driver", test_failures_of_the_driver},
+      {"timeouts_name_the_missing", test_timeouts_name_the_missing},
+      {"aborts_reach_those_who_wait", test_aborts_reach_those_who_wait},
+      {"what_the_copy_engine_is_asked", test_what_the_copy_engine_is_asked},
+  });
+}
