@@ -49,7 +49,7 @@ def transfer(
             Its identity is part of the cache key: pass the same function each time.
         verify: compare position-dependent checksums of both sides; waits for the result.
         timeout: seconds after which a transfer that has not ended fails, naming the devices that it waited for.
-        transport: `"auto"` or `"host"` on CPU devices.
+        transport: `"auto"`, which is `"host"` on CPU devices and `"p2p"` (copy engines) on GPUs.
 
     Returns:
         The tree, each leaf with exactly the sharding that `dst_sharding` gives it.
