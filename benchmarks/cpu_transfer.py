@@ -176,10 +176,15 @@ def main() -> None:
             out["memory"] = memory(params, src, dst)
         report(name, out["cases"][name])
     count = 2000 if args.scale == 1 else 50
-    params = {f"w{i}": fill((64, 64), rows((0,), 2), i) for i in range(count)}
-    name = f"{count} x 16 KiB, 1 -> 1"
-    out["cases"][name] = compare(params, rows((0,), 2), rows((4,), 2))
-    report(name, out["cases"][name])
+    for layout, src, dst in (
+        ("1 -> 1", rows(a[:1], 2), rows(b[:1], 2)),
+        ("rows of 4 -> rows of 4", rows(a, 2), rows(b, 2)),
+        ("rows of 4 -> columns of 2", rows(a, 2), cols(b[:2], 2)),
+    ):
+        params = {f"w{i}": fill((64, 64), src, i) for i in range(count)}
+        name = f"{count} x 16 KiB, {layout}"
+        out["cases"][name] = compare(params, src, dst)
+        report(name, out["cases"][name])
     one, many = overhead(1), overhead(count)
     out["overhead_per_leaf_us"] = {key: (many[key] - one[key]) / (count - 1) * 1e6 for key in one}
     print("memory beyond the destination:", {k: f"{v / 1e6:.1f} MB" for k, v in out["memory"].items()})
@@ -201,7 +206,7 @@ def report(name: str, r: dict[str, Any]) -> None:
         f"{way} {r[way]['median_s'] * 1e3:8.1f} ms" + (f" ({r[way]['speedup']:.1f}x)" if "speedup" in r[way] else "")
         for way in ("device_put", "transfer", "transfer into")
     )
-    print(f"{name:34} {r['bytes'] / 1e9:5.2f} GB  {times}", flush=True)
+    print(f"{name:40} {r['bytes'] / 1e9:5.2f} GB  {times}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jreshard._compat import is_array, is_tracer, is_tracing, tracing_config
+from jreshard._compat import is_tracer, is_tracing, tracing_config
 from jreshard._make_plan import build_plan
 from jreshard._plan import Plan
 from jreshard._sources import alias_pattern, any_deleted, facts_of
@@ -156,6 +156,8 @@ def _request_key(
 ) -> Hashable:
     """Equal for requests that one plan serves."""
     # A transform, and the placing of values of the host, depend on JAX's configuration.
-    config = tracing_config() if transform is not None or not all(map(is_array, leaves)) else None
+    facts = facts_of(leaves)
+    from_host = any([type(of_leaf[0]) is not tuple for of_leaf in facts])
+    config = tracing_config() if transform is not None or from_host else None
     shardings = [(tuple(leaves), treedef) for leaves, treedef in map(jax.tree.flatten, (src_sharding, dst_sharding))]
-    return treedef, facts_of(leaves), alias_pattern(leaves), *shardings, dtype, transform, config
+    return treedef, facts, alias_pattern(leaves), *shardings, dtype, transform, config

@@ -98,6 +98,17 @@ void StreamExchange::end_launch(const CallPtr& call) {
   }
 }
 
+template <typename Action>
+void StreamExchange::enqueue(const CallPtr& call, cuda::Stream stream, Action action) {
+  try {
+    const cuda::StreamContext context(driver_, stream);
+    action();
+  } catch (const std::runtime_error& error) {
+    abort(call->id, error.what());
+    throw;
+  }
+}
+
 cuda::Event StreamExchange::record(const CallPtr& call, int rank, cuda::Stream stream) {
   cuda::Event event = nullptr;
   {
@@ -132,8 +143,8 @@ void StreamExchange::publish(int rank, int chunk, const std::vector<const void*>
     std::lock_guard<std::mutex> lock(mutex_);
     call = current(kPublish, rank);
   }
-  cuda::StreamContext context(driver_, stream);
-  const cuda::Event ready = record(call, rank, stream);
+  cuda::Event ready = nullptr;
+  enqueue(call, stream, [&] { ready = record(call, rank, stream); });
   std::lock_guard<std::mutex> lock(mutex_);
   std::copy(arrays.begin(), arrays.end(), call->sources[rank].begin() + plan_.chunk_begin(chunk));
   call->ready[rank][chunk] = ready;
@@ -160,21 +171,18 @@ void StreamExchange::receive(int rank, int chunk, const std::vector<void*>& arra
         },
         missing);
   }
-  try {
-    cuda::StreamContext context(driver_, stream);
+  cuda::Event copied = nullptr;
+  enqueue(call, stream, [&] {
     pull(call, rank, chunk, arrays, stream);
-    const cuda::Event copied = record(call, rank, stream);
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (int source : sources) {
-      call->copied[source][rank] = copied;
-      --call->readers_left[source];
-    }
-    end_launch(call);
-    changed_.notify_all();
-  } catch (const std::runtime_error& error) {
-    abort(call->id, error.what());
-    throw;
+    copied = record(call, rank, stream);
+  });
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (int source : sources) {
+    call->copied[source][rank] = copied;
+    --call->readers_left[source];
   }
+  end_launch(call);
+  changed_.notify_all();
 }
 
 void StreamExchange::pull(const CallPtr& call, int rank, int chunk, const std::vector<void*>& arrays,
@@ -214,8 +222,9 @@ void StreamExchange::release(int rank, cuda::Stream stream) {
         [&] { return "the readers of " + rank_names_[rank]; });
     copied = call->copied[rank];
   }
-  cuda::StreamContext context(driver_, stream);
-  for (auto [reader, event] : copied) order_after(stream, event);
+  enqueue(call, stream, [&] {
+    for (auto [reader, event] : copied) order_after(stream, event);
+  });
   std::lock_guard<std::mutex> lock(mutex_);
   end_launch(call);
 }

@@ -70,6 +70,9 @@ class StreamExchange : public Exchange {
   void wait(std::unique_lock<std::mutex>& lock, const CallPtr& call, Ready ready, Missing missing);
   void fail(Call& call, const std::string& reason);
   void end_launch(const CallPtr& call);
+  // Runs `action` in the context of `stream`. Where the driver refuses something, the call fails.
+  template <typename Action>
+  void enqueue(const CallPtr& call, cuda::Stream stream, Action action);
   // Records a new event of the call on `stream`, of the rank's device.
   cuda::Event record(const CallPtr& call, int rank, cuda::Stream stream);
   cuda::Stream stream_from(int rank, int source);
