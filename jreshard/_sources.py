@@ -1,6 +1,6 @@
 """What is handed over to be moved: which leaves are arrays on devices, which values of the host, which neither."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,12 +121,12 @@ def named_sharding(sharding: Sharding) -> NamedSharding | None:
     return None
 
 
-def facts_of(leaves: Sequence[Any]) -> tuple[Hashable, ...]:
+def facts_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
     """What tells leaves apart for planning: shape, dtype and sharding of an array. On the way of every transfer."""
     return tuple([(x.shape, x.dtype, x.sharding) if is_array(x) else _host_facts(x) for x in leaves])
 
 
-def _host_facts(x: Any) -> Hashable:
+def _host_facts(x: Any) -> tuple[Any, ...]:
     return type(x), np.shape(x), getattr(x, "dtype", None)
 
 
