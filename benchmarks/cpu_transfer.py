@@ -8,6 +8,7 @@ medians. `--scale 0.01` is for trying the script.
 """
 
 import argparse
+import ctypes
 import functools
 import json
 import os
@@ -77,8 +78,9 @@ def in_turns(calls: dict[str, Callable[[], Any]], repeats: int = REPEATS) -> dic
     for _ in range(repeats):
         for name, call in calls.items():
             start = time.perf_counter()
-            jax.block_until_ready(call())
+            result = jax.block_until_ready(call())
             seconds[name].append(time.perf_counter() - start)
+            del result  # giving the memory back is not part of it
     return seconds
 
 
@@ -113,23 +115,24 @@ def compare(params: Any, src: Any, dst: Any) -> dict[str, Any]:
     return {"leaves": len(params), "bytes": plan.nbytes, **summary(seconds)}
 
 
-def high_water(call: Callable[[], Any]) -> int:
-    """Bytes by which the process's resident memory rose above its start, at most, while `call` ran."""
+def high_water(call: Callable[[], Any]) -> tuple[int, Any]:
+    """Bytes by which the process's resident memory rose above its start, at most, while `call` ran; and its result."""
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed before must not serve now, unseen
     Path("/proc/self/clear_refs").write_text("5")
     before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    jax.block_until_ready(call())
+    result = jax.block_until_ready(call())
     status = Path("/proc/self/status").read_text()
     peak = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-    return peak - before
+    return peak - before, result
 
 
 def memory(params: Any, src: Any, dst: Any) -> dict[str, int]:
     """Peak memory beyond the destination's own."""
     old = jax.block_until_ready(jreshard.transfer(params, src, dst))
     nbytes = jreshard.plan(params, src, dst).nbytes
-    into = high_water(lambda: jreshard.transfer(params, src, dst, into=old))
-    new = high_water(lambda: jreshard.transfer(params, src, dst)) - nbytes
-    return {"bytes": nbytes, "extra into": into, "extra new": new}
+    into, _kept = high_water(lambda: jreshard.transfer(params, src, dst, into=old))
+    new, _ = high_water(lambda: jreshard.transfer(params, src, dst))
+    return {"bytes": nbytes, "extra into": into, "extra new": new - nbytes}
 
 
 def overhead(count: int) -> dict[str, float]:

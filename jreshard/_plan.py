@@ -247,7 +247,8 @@ class Plan:
         names = [target.path for target in self.targets]
         index = leaf if isinstance(leaf, int) else names.index(leaf) if leaf in names else None
         if index is None or not 0 <= index < len(names):
-            raise KeyError(f"no leaf {leaf!r} in this plan; it has {len(names)}: {', '.join(names[:5])} …")
+            some = ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")
+            raise KeyError(f"no leaf {leaf!r} in this plan; it has {len(names)}: {some}")
         index = self.targets[index].same_as
         for route in self.routes:
             for position, candidate in enumerate(route.leaves):

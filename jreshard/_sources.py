@@ -90,7 +90,8 @@ def _located(
         errors.add(path, f"src_sharding is {wanted}; expected a NamedSharding", kind=TypeError)
         return None
     if wanted is not None and not _lies(x, sharding, wanted):
-        errors.add(path, f"lies on {describe(sharding)}; expected {describe(wanted)}, as src_sharding says")
+        where = f"lies on {describe(sharding)}; expected {describe(wanted)}, as src_sharding says"
+        errors.add(path, f"{where} (src_sharding=None takes arrays wherever they lie)")
         return None
     if is_array(x) and not row_major(x):
         errors.add(path, f"has the device-local layout {x.format.layout}; expected the default, row-major one")

@@ -11,4 +11,5 @@ def require_extra(extra: str, *modules: str) -> None:
     """Raise `UsageError` unless every one of `modules`, which the optional `extra` brings, is installed."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        raise UsageError(f'this command needs {" and ".join(missing)}; run: pip install "jreshard[{extra}]"')
+        how = f'pip install "jreshard[{extra}]", or ".[{extra}]" in a clone'
+        raise UsageError(f"this command needs {' and '.join(missing)}; run: {how}")
