@@ -49,13 +49,12 @@ def check_leaves(leaves: Sequence[Any], treedef: Any, params: Any, planned: Any,
     errors = LeafErrors("execute")
     if treedef != planned:
         _refuse_structure(params, jax.tree.unflatten(planned, sources), ("params", "the plan"), errors)
-    for i, (x, planned_source) in enumerate(zip(leaves, sources, strict=True)):
-        if is_array(x) and _matches(x, planned_source):
-            continue
-        path = paths_of(params)[i]
-        source = read_source(x, planned_source.sharding, path, errors, structs=False)
-        if source is not None and source != planned_source:
-            errors.add(path, f"is {_short(source)}; the plan was made for {_short(planned_source)}")
+    suspects = [i for i, x in enumerate(leaves) if not (is_array(x) and _matches(x, sources[i]))]
+    paths = paths_of(params) if suspects else []
+    for i in suspects:
+        source = read_source(leaves[i], sources[i].sharding, paths[i], errors, structs=False)
+        if source is not None and source != sources[i]:
+            errors.add(paths[i], f"is {_short(source)}; the plan was made for {_short(sources[i])}")
     errors.raise_any()
 
 
@@ -94,7 +93,7 @@ def check_into(
         treedef: the structure of the result.
         targets: the leaves of the result.
         leaves: the leaves that are to be moved.
-        fresh: tells of arrays whether they are the last result as it was returned: none has another's memory.
+        fresh: tells of arrays whether they are one of the last results as it was returned: none has another's memory.
         suspects: the places among `leaves` and among `targets` of arrays that could share memory with each other.
     """
     errors = LeafErrors("into")

@@ -1,8 +1,8 @@
 // XLA FFI handlers for CPU devices. They hold no logic: each finds its exchange and hands over the arrays' addresses.
 // None blocks: receive and release return futures that the exchange completes or its watchdog fails.
 #include <string>
-#include <vector>
 
+#include "ffi_arrays.h"
 #include "registry.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -41,16 +41,11 @@ ffi::Error publish(int32_t ordinal, ffi::AnyBuffer call, ffi::RemainingArgs args
                    int64_t key, int64_t chunk) {
   const auto opened = find_opened(key);
   if (!opened || !opened->host) return no_such_plan();
-  std::vector<const void*> arrays;
-  arrays.reserve(args.size());
-  for (size_t i = 0; i < args.size(); ++i) {
-    auto array = args.get<ffi::AnyBuffer>(i);
-    if (!array.has_value()) return array.error();
-    arrays.push_back(array->untyped_data());
-  }
+  auto arrays = addresses_of(args);
+  if (!arrays.has_value()) return arrays.error();
   hand_on(call, token);
   const std::string error =
-      opened->host->publish(number(call), opened->rank_of(ordinal), static_cast<int>(chunk), arrays);
+      opened->host->publish(number(call), opened->rank_of(ordinal), static_cast<int>(chunk), *arrays);
   return error.empty() ? ffi::Error::Success() : ffi::Error::Internal(error);
 }
 
@@ -58,16 +53,11 @@ ffi::Future receive(int32_t ordinal, ffi::AnyBuffer call, ffi::RemainingArgs, ff
                     int64_t chunk) {
   const auto opened = find_opened(key);
   if (!opened || !opened->host) return failed(no_such_plan());
-  std::vector<void*> arrays;
-  arrays.reserve(results.size());
-  for (size_t i = 0; i < results.size(); ++i) {
-    auto array = results.get<ffi::AnyBuffer>(i);
-    if (!array.has_value()) return failed(array.error());
-    arrays.push_back((*array)->untyped_data());
-  }
+  auto arrays = addresses_of(results);
+  if (!arrays.has_value()) return failed(arrays.error());
   ffi::Promise promise;
   ffi::Future future(promise);
-  opened->host->receive(number(call), opened->rank_of(ordinal), static_cast<int>(chunk), std::move(arrays),
+  opened->host->receive(number(call), opened->rank_of(ordinal), static_cast<int>(chunk), std::move(*arrays),
                         complete(std::move(promise)));
   return future;
 }

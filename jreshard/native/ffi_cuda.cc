@@ -1,7 +1,7 @@
 // XLA FFI handlers for CUDA devices. They run when a program is launched, and enqueue on its stream.
 #include <exception>
-#include <vector>
 
+#include "ffi_arrays.h"
 #include "registry.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -27,29 +27,19 @@ ffi::Error with_exchange(int64_t key, int32_t ordinal, Step step) {
 
 ffi::Error publish(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::RemainingArgs args,
                    ffi::Result<ffi::AnyBuffer>, int64_t key, int64_t chunk) {
-  std::vector<const void*> arrays;
-  arrays.reserve(args.size());
-  for (size_t i = 0; i < args.size(); ++i) {
-    auto array = args.get<ffi::AnyBuffer>(i);
-    if (!array.has_value()) return array.error();
-    arrays.push_back(array->untyped_data());
-  }
+  auto arrays = addresses_of(args);
+  if (!arrays.has_value()) return arrays.error();
   return with_exchange(key, ordinal, [&](StreamExchange& exchange, int rank) {
-    exchange.publish(rank, static_cast<int>(chunk), arrays, stream);
+    exchange.publish(rank, static_cast<int>(chunk), *arrays, stream);
   });
 }
 
 ffi::Error receive(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::RemainingArgs, ffi::RemainingRets results,
                    int64_t key, int64_t chunk) {
-  std::vector<void*> arrays;
-  arrays.reserve(results.size());
-  for (size_t i = 0; i < results.size(); ++i) {
-    auto array = results.get<ffi::AnyBuffer>(i);
-    if (!array.has_value()) return array.error();
-    arrays.push_back((*array)->untyped_data());
-  }
+  auto arrays = addresses_of(results);
+  if (!arrays.has_value()) return arrays.error();
   return with_exchange(key, ordinal, [&](StreamExchange& exchange, int rank) {
-    exchange.receive(rank, static_cast<int>(chunk), arrays, stream);
+    exchange.receive(rank, static_cast<int>(chunk), *arrays, stream);
   });
 }
 
