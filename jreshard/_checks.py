@@ -12,36 +12,16 @@ from jax import Array
 from jreshard._compat import is_array
 from jreshard._leaves import LeafErrors, Path, describe, match_structure, paths_of
 from jreshard._memory import shared_memory
-from jreshard._route import Route, Target
+from jreshard._route import Target
 from jreshard._sources import Source, any_deleted, facts_of, read_source
 
-TRANSPORTS = ("auto", "nccl", "p2p", "host")
 
-
-def check_options(timeout: float, transport: str, routes: Sequence[Route]) -> None:
-    """Refuses timeouts that are none, and transports that do not reach the devices."""
+def check_timeout(timeout: float) -> None:
+    """Refuses timeouts that are none."""
     if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
         raise TypeError(f"timeout is {timeout!r}; expected seconds, a positive number")
     if not (math.isfinite(timeout) and timeout > 0):
         raise ValueError(f"timeout is {timeout!r}; expected a finite positive number of seconds")
-    if transport not in TRANSPORTS:
-        raise ValueError(f"transport is {transport!r}; expected one of {', '.join(map(repr, TRANSPORTS))}")
-    for route in routes:
-        if any(isinstance(device, str) for device in route.devices):
-            raise ValueError("the plan was made for meshes without devices; make one for meshes that have them")
-        _check_platforms({device.platform for device in route.devices}, transport)
-
-
-def _check_platforms(platforms: set[str], transport: str) -> None:
-    if platforms == {"cpu"}:
-        if transport in ("nccl", "p2p"):
-            raise ValueError(f"transport {transport!r} needs GPUs; the devices are CPUs: use 'auto' or 'host'")
-    elif platforms == {"gpu"}:
-        if transport in ("host", "nccl"):
-            raise ValueError(f"transport {transport!r} does not move arrays between GPUs yet: use 'auto' or 'p2p'")
-    else:
-        names = " and ".join(sorted(platforms))
-        raise ValueError(f"the devices are of platform {names}; expected all to be CPUs, or all to be GPUs")
 
 
 def check_leaves(leaves: Sequence[Any], treedef: Any, params: Any, planned: Any, sources: Sequence[Source]) -> None:

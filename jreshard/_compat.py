@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax._src.config
 import jax._src.core
+import jax._src.distributed
 import jaxlib._jax
 from jax.sharding import Mesh
 
@@ -80,3 +81,33 @@ def row_major(x: Any) -> bool:
 def _plain(x: Any) -> Any:
     """The words of a PRNG key array, which has not all the methods of others; any other array itself."""
     return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def distributed_client() -> Any | None:
+    """The client of the coordination service of `jax.distributed`, if that is initialised in this process."""
+    return jax._src.distributed.global_state.client
+
+
+def distributed_process() -> int:
+    """This process's index in the job of `jax.distributed`; unlike `jax.process_index`, needs no devices."""
+    return jax._src.distributed.global_state.process_id
+
+
+def coordinator_address() -> str:
+    """Where the coordination service of `jax.distributed` listens, as it was given to this process: host:port."""
+    return str(jax._src.distributed.global_state.coordinator_address)
+
+
+def coordination_set(client: Any, key: str, value: str) -> None:
+    """Writes to the store of the coordination service, over what was there."""
+    client.key_value_set(key, value, allow_overwrite=True)
+
+
+def coordination_get(client: Any, key: str, timeout: float) -> str | None:
+    """Reads from the store of the coordination service; None if nothing is written there for `timeout` seconds."""
+    try:
+        return str(client.blocking_key_value_get(key, max(1, round(1000 * timeout))))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            return None
+        raise

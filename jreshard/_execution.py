@@ -5,7 +5,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,9 +15,11 @@ from jax.sharding import NamedSharding
 
 from jreshard import _verify
 from jreshard._compat import is_array, row_major
+from jreshard._deadline import Deadline
 from jreshard._launch import Launcher
 from jreshard._native import ExchangeBroken
 from jreshard._route import Route, Target
+from jreshard._sources import lies_elsewhere
 from jreshard._transform import SourceTransform
 
 _RESULTS_KNOWN = 4  # as many buffers as a caller may use in turn without slow checks
@@ -46,12 +48,20 @@ class Execution:
     def __init__(self, targets: Sequence[Target], routes: Sequence[Route], transform: SourceTransform | None) -> None:
         self._targets, self._routes, self._transform = targets, routes, transform
         self._lock = threading.Lock()
+        self._legs: dict[str, list[_Leg]] = {}  # by transport
         self._host = [i for i, t in enumerate(targets) if t.src is None]
         self._returned: deque[list[weakref.ref[Array]]] = deque(maxlen=_RESULTS_KNOWN)
         self._shared = [i for i, t in enumerate(targets) if t.same_as != i]
 
     def run(
-        self, leaves: Sequence[Any], into: Sequence[Array] | None, *, donate: bool, verify: bool, timeout: float
+        self,
+        leaves: Sequence[Any],
+        into: Sequence[Array] | None,
+        *,
+        donate: bool,
+        verify: bool,
+        timeout: float,
+        transport: str,
     ) -> list[Array]:
         """The leaves of the result, in the order of the targets.
 
@@ -61,9 +71,12 @@ class Execution:
             donate: delete the arrays among `leaves`.
             verify: compare checksums of both sides; waits for the result.
             timeout: seconds until a transfer that has not ended fails.
+            transport: `"host"`, `"p2p"` or `"nccl"`.
         """
         with self._lock:
-            legs = self._legs
+            legs = self._legs.get(transport)
+            if legs is None:
+                legs = self._legs[transport] = [self._leg(route, transport) for route in self._routes]
             for leg in legs:
                 leg.launcher.compile(into=into is not None)
         if len(legs) > 1:
@@ -77,7 +90,8 @@ class Execution:
         for leg in legs:
             self._run_leg(leg, made, into, out, verify, timeout)
         for i, value in placed.items():
-            reuse = into is not None and not _far({0: self._targets[i].dst})
+            dst = self._targets[i].dst
+            reuse = into is not None and not _far({0: dst}) and not lies_elsewhere(dst)
             out[i] = _overwrite(into[i], value) if into is not None and reuse else value
         for i in self._shared:
             out[i] = out[self._targets[i].same_as]
@@ -95,13 +109,9 @@ class Execution:
             for last in self._returned
         )
 
-    @cached_property
-    def _legs(self) -> list[_Leg]:
-        return [self._leg(route) for route in self._routes]
-
-    def _leg(self, route: Route) -> _Leg:
+    def _leg(self, route: Route, transport: str) -> _Leg:
         places = [leaf.index for leaf in route.leaves]
-        launcher = Launcher(route, [self._targets[i].src_dtype for i in places])
+        launcher = Launcher(route, [self._targets[i].src_dtype for i in places], transport)
         sources = _far({i: leaf.src for i, leaf in enumerate(route.leaves)})
         targets = _far({i: leaf.dst for i, leaf in enumerate(route.leaves)})
         return _Leg(route, launcher, places, sources, targets)
@@ -116,33 +126,51 @@ class Execution:
             new = leg.launcher.run(published, old, timeout)
         except ExchangeBroken:
             with self._lock:
-                self.__dict__.pop("_legs", None)  # the next transfer makes new ones
+                self._legs.clear()  # the next transfer makes new ones
             raise
         if verify:
-            self._compare(leg.route, published, new)
+            self._compare(leg, published, new, timeout)
         for i, array in zip(leg.places, _put(new, leg.far_targets), strict=True):
             out[i] = array
 
-    def _compare(self, route: Route, published: Sequence[Array], new: Sequence[Array]) -> None:
-        dtypes = [leaf.dtype for leaf in route.leaves]
-        sides = []
-        for arrays, shardings in (
-            (published, [leaf.src for leaf in route.leaves]),
-            (new, [leaf.dst for leaf in route.leaves]),
-        ):
-            boxes = [_verify.boxes_of(leaf.shape, s) for leaf, s in zip(route.leaves, shardings, strict=True)]
-            sides.append(list(zip(_verify.checksums(arrays, shardings, dtypes), boxes, strict=True)))
-        _verify.compare([leaf.path for leaf in route.leaves], *sides)
+    def _compare(self, leg: _Leg, published: Sequence[Array], new: Sequence[Array], timeout: float) -> None:
+        """Compares checksums of all devices, which the processes tell each other."""
+        leaves, party = leg.route.leaves, leg.launcher.party
+        dtypes = [leaf.dtype for leaf in leaves]
+        sides = (published, [leaf.src for leaf in leaves]), (new, [leaf.dst for leaf in leaves])
+        local = [
+            [] if lies_elsewhere(shardings[0])
+            else [(rank, sums.tolist()) for rank, sums in _verify.checksums(arrays, shardings, dtypes).items()]
+            for arrays, shardings in sides
+        ]  # fmt: skip
+        everybody = party.agree(f"checksums of {len(leaves)} leaves", local, Deadline.after(timeout)).values()
+        compared = []
+        for side, (_, shardings) in enumerate(sides):
+            by_rank = dict(pair for answer in everybody for pair in answer[side])
+            sums = np.array([by_rank[rank] for rank in range(len(by_rank))], np.uint32).transpose(1, 0, 2)
+            boxes = [_verify.boxes_of(leaf.shape, s) for leaf, s in zip(leaves, shardings, strict=True)]
+            compared.append(list(zip(sums, boxes, strict=True)))
+        _verify.compare([leaf.path for leaf in leaves], *compared)
 
     def _place_host_values(self, made: Sequence[Any]) -> dict[int, Array]:
         """The values of the host on the destination, by place."""
         placed = {}
         for i in self._host:
             target = self._targets[i]
-            lent = jax.device_put(_cast_host(made[i], target.dtype), target.dst)
+            value = _cast_host(made[i], target.dtype)
+            if not target.dst.is_fully_addressable:
+                placed[i] = _place_shards(np.asarray(value).astype(target.dtype, copy=False), target.dst)
+                continue
+            lent = jax.device_put(value, target.dst)
             # On CPU the first device_put lends NumPy's memory, which its owner may write to.
             placed[i] = jax.device_put(lent, target.dst, may_alias=False)
         return placed
+
+
+def _place_shards(value: np.ndarray, sharding: NamedSharding) -> Array:
+    """A value that every process has, on devices of several: `device_put` would compare the processes' values first."""
+    shards: Array = jax.make_array_from_callback(value.shape, sharding, lambda index: value[index].copy())
+    return shards
 
 
 @partial(jax.jit, donate_argnums=0, keep_unused=True)

@@ -1,21 +1,30 @@
 """Runs one route: launches its programs in an order in which nobody can wait in a circle."""
 
+import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
+import jax
 from jax import Array
+from jax.sharding import NamedSharding
 
 from jreshard._compat import launching
+from jreshard._connection import Connection, NcclConnection, PullConnection
+from jreshard._deadline import Deadline
 from jreshard._native import Exchange
+from jreshard._party import Party
 from jreshard._programs import Program, Programs
 from jreshard._route import Route
 from jreshard._watcher import watcher
 
-# On GPUs the n-th launch of a step belongs to the n-th call, and all devices must see calls in one order.
+# On GPUs the n-th launch of a step belongs to the n-th call, and all devices must see calls in one order. Several
+# processes have to meet for one transfer after the other.
 _launch_order = threading.RLock()
+_release_thread = ThreadPoolExecutor(1, thread_name_prefix="jreshard-release")
 
 
 class Launcher:
@@ -24,17 +33,25 @@ class Launcher:
     Args:
         route: what moves.
         src_dtypes: the dtype of each leaf's source array.
+        transport: `"host"`, `"p2p"` or `"nccl"`.
+
+    Attributes:
+        party: the processes whose devices take part.
     """
 
-    def __init__(self, route: Route, src_dtypes: Sequence[Any]) -> None:
-        self._programs = Programs(route, src_dtypes)
-        self._exchange = Exchange(route.fingerprint, route.table, route.devices)
-        self._on_streams = route.devices[0].platform == "gpu"
+    def __init__(self, route: Route, src_dtypes: Sequence[Any], transport: str) -> None:
+        self.party = Party(route.devices)
+        self._waits = transport == "nccl"
+        self._connection: Connection = (NcclConnection if self._waits else PullConnection)(route, self.party)
+        self._programs = Programs(route, src_dtypes, self._connection.key, in_order=self._waits)
+        self._what = f"transfer of {len(route.leaves)} leaves {_digest(route, src_dtypes)}"
+        self._targets = [(leaf.shape, leaf.dst, leaf.dtype) for leaf in route.leaves]
+        self._ordered = not self.party.alone or route.devices[0].platform == "gpu"
         self._lock = threading.Lock()
 
     def __del__(self) -> None:
-        if exchange := self.__dict__.get("_exchange"):
-            exchange.close()
+        if connection := self.__dict__.get("_connection"):
+            connection.close()
 
     @cached_property
     def _prepare(self) -> Program:
@@ -59,14 +76,17 @@ class Launcher:
     def compile(self, *, into: bool) -> None:
         """Compiles whatever a run needs, so that a later run launches at once."""
         with self._lock:
-            _ = self._publish, self._release, self._receive_into if into else self._receive_new
-            if self._programs.prepared:
-                _ = self._prepare
+            if self._programs.sends:
+                _ = self._publish, self._release
+                if self._programs.prepared:
+                    _ = self._prepare
+            if self._programs.receives:
+                _ = self._receive_into if into else self._receive_new
 
     def prepare(self, arrays: list[Array]) -> list[Array]:
         """The arrays to publish: the user's own, or what casts and conversions make of them."""
         chosen = self._programs.prepared
-        if not chosen:
+        if not chosen or not self._programs.sends:
             return arrays
         arrays = list(arrays)
         with launching():
@@ -77,23 +97,78 @@ class Launcher:
 
     def run(self, published: Sequence[Array], into: Sequence[Array] | None, timeout: float) -> list[Array]:
         """Moves the published arrays; returns with arrays that become ready, or fail, by the timeout."""
-        with _launch_order if self._on_streams else nullcontext():
-            call = None
+        deadline = Deadline.after(timeout)
+        with _launch_order if self._ordered else nullcontext(), self.party.news(deadline) as news:
+            exchange, call = self._connection.meet(f"{self._what}, into={into is not None}", deadline)
             try:
-                call = self._exchange.begin(timeout)
+                exchange.begin(call, deadline.left)
+                news.forward(call, exchange.abort)
                 with launching():
-                    return self._launch(call, published, into)
+                    new = self._launch(exchange, call, published, into)
+                exchange.wait(call)
             except BaseException as error:
-                if call is not None:
-                    self._exchange.abort(call, f"jreshard: launching the transfer failed: {error}")
+                exchange.abort(call, f"jreshard: launching the transfer failed: {error}")
+                news.tell(call, str(error))
                 raise
+            return new
 
-    def _launch(self, call: int, published: Sequence[Array], into: Sequence[Array] | None) -> list[Array]:
+    def _launch(
+        self, exchange: Exchange, call: int, published: Sequence[Array], into: Sequence[Array] | None
+    ) -> list[Array]:
         # Publish and release apart: a release holds up its device, where the same device's receive must go first.
         src_call, dst_call = self._programs.call_operands(call)
-        watcher.watch(self._publish(src_call, *published), self._exchange, call)
-        new: list[Array] = self._receive_new(dst_call) if into is None else self._receive_into(dst_call, *into)
-        if not self._exchange.release_now(call):
-            watcher.watch(new[0], self._exchange, call)
-            self._release(src_call, *published)
+        if not self._programs.sends:
+            return self._receive(dst_call, into)
+        watcher.watch(self._publish(src_call, *published), exchange, call)
+        release = partial(self._release, src_call, *published)
+        if self._waits:
+            return self._receive_beside(release, exchange, call, dst_call, into)
+        new = self._receive(dst_call, into)
+        if self._programs.receives:
+            watcher.watch(new[0], exchange, call)
+        if not exchange.release_now(call):
+            release()
         return new
+
+    def _receive_beside(
+        self,
+        release: Callable[[], Any],
+        exchange: Exchange,
+        call: int,
+        dst_call: Any,
+        into: Sequence[Array] | None,
+    ) -> list[Array]:
+        """Receives while another thread releases: a device's queue may be full until the other side gets on."""
+
+        def launch() -> None:
+            with launching():
+                release()
+
+        releasing = _release_thread.submit(launch)
+        try:
+            return self._receive(dst_call, into)
+        except BaseException as error:
+            exchange.abort(call, f"jreshard: launching the transfer failed: {error}")  # lets the other thread go
+            raise
+        finally:
+            releasing.result()  # its waits have the call's deadline
+
+    def _receive(self, call: Any, into: Sequence[Array] | None) -> list[Array]:
+        if not self._programs.receives:
+            return [_elsewhere(*target) for target in self._targets]
+        new: list[Array] = self._receive_new(call) if into is None else self._receive_into(call, *into)
+        return new
+
+
+def _digest(route: Route, src_dtypes: Sequence[Any]) -> str:
+    """16 hex digits that are equal where the same leaves go the same ways."""
+    leaves = [
+        (leaf.path, leaf.shape, str(leaf.dtype), str(dtype))
+        for leaf, dtype in zip(route.leaves, src_dtypes, strict=True)
+    ]
+    return hashlib.blake2b(repr((route.fingerprint, leaves)).encode(), digest_size=8).hexdigest()
+
+
+def _elsewhere(shape: tuple[int, ...], sharding: NamedSharding, dtype: Any) -> Array:
+    """The global array of whose shards this process has none."""
+    return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)

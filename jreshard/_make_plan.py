@@ -144,6 +144,4 @@ def _sharding_fault(sharding: NamedSharding, executes: bool) -> str | None:
         return "the mesh has no devices"
     if len(set(sharding.mesh.devices.flat)) < sharding.mesh.size:
         return "the mesh has a device twice"
-    if executes and not sharding.is_fully_addressable:
-        return "it spans devices of other processes; this version moves arrays within one process"
     return None

@@ -18,7 +18,7 @@ import jreshard
 
 PUBLISH, RECEIVE, RELEASE = "jreshard_publish", "jreshard_receive", "jreshard_release"
 
-_ERROR_BYTES = 1024
+ERROR_BYTES = 1024
 _EXIT_SECONDS = 5.0
 _LONGEST_SECONDS = 1e9  # what the clock's arithmetic can take
 _call_ids = itertools.count(1)
@@ -43,16 +43,38 @@ def library() -> ctypes.CDLL:
         ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p,
         ctypes.c_char_p, ctypes.c_size_t,
     ]  # fmt: skip
+    lib.jreshard_open_nccl.restype = ctypes.c_bool
+    lib.jreshard_open_nccl.argtypes = [
+        ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64,
+        ctypes.c_int64, ctypes.c_char_p, ctypes.c_size_t,
+    ]  # fmt: skip
     lib.jreshard_close.restype = None
     lib.jreshard_close.argtypes = [ctypes.c_int64]
     lib.jreshard_begin.restype = ctypes.c_bool
     lib.jreshard_begin.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t]
     lib.jreshard_release_now.restype = ctypes.c_bool
     lib.jreshard_release_now.argtypes = [ctypes.c_int64, ctypes.c_uint32]
+    lib.jreshard_wait.restype = ctypes.c_bool
+    lib.jreshard_wait.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]
     lib.jreshard_abort.restype = None
     lib.jreshard_abort.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_char_p]
     lib.jreshard_drain.restype = None
     lib.jreshard_drain.argtypes = [ctypes.c_double]
+    lib.jreshard_nccl_unique_id.restype = ctypes.c_bool
+    lib.jreshard_nccl_unique_id.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+    lib.jreshard_nccl_join.restype = ctypes.c_bool
+    lib.jreshard_nccl_join.argtypes = [
+        ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_double,
+        ctypes.POINTER(ctypes.c_int64), ctypes.c_char_p, ctypes.c_size_t,
+    ]  # fmt: skip
+    lib.jreshard_nccl_warm_up.restype = ctypes.c_bool
+    lib.jreshard_nccl_warm_up.argtypes = [
+        ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t,
+    ]  # fmt: skip
+    lib.jreshard_nccl_broken.restype = ctypes.c_bool
+    lib.jreshard_nccl_broken.argtypes = [ctypes.c_int64]
+    lib.jreshard_nccl_close.restype = None
+    lib.jreshard_nccl_close.argtypes = [ctypes.c_int64]
     # Calls that are under way when Python ends must not outlive the memory that the backend frees.
     atexit.register(lib.jreshard_drain, _EXIT_SECONDS)
     jax.devices()
@@ -63,8 +85,18 @@ def library() -> ctypes.CDLL:
     return lib
 
 
+class TransferError(RuntimeError):
+    """A transfer that was under way and failed; its result is not there."""
+
+
 class ExchangeBroken(RuntimeError):
     """An exchange that takes no more calls."""
+
+
+def ordinals_of(devices: Sequence[jax.Device]) -> np.ndarray:
+    """`int32[devices]`: the ordinal of each device in this process, -1 for those of other processes."""
+    mine = jax.process_index()
+    return np.array([d.local_hardware_id if d.process_index == mine else -1 for d in devices], np.int32)
 
 
 class Exchange:
@@ -74,32 +106,52 @@ class Exchange:
         key: what the compiled programs carry as their attribute; equal tables may share a key.
         table: the words of `plan_words`.
         devices: the device of each rank.
+        nccl: the handle of an NCCL communicator over these devices, which may be of several processes, and how many
+            bytes one wave may stage.
     """
 
-    def __init__(self, key: int, table: np.ndarray, devices: Sequence[jax.Device]) -> None:
+    def __init__(
+        self, key: int, table: np.ndarray, devices: Sequence[jax.Device], nccl: tuple[int, int] | None = None
+    ) -> None:
         self.key = key
         self._lib = library()
-        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        error = ctypes.create_string_buffer(ERROR_BYTES)
         names = "\n".join(map(str, devices)).encode()
-        gpu = devices[0].platform == "gpu"
-        ordinals = np.array([device.local_hardware_id for device in devices], np.int32)
+        ordinals = ordinals_of(devices)
         table = np.ascontiguousarray(table, np.int64)
-        if not self._lib.jreshard_open(
-            key, gpu, table.ctypes.data, table.size, ordinals.ctypes.data, names, error, _ERROR_BYTES
-        ):
+        words = table.ctypes.data, table.size
+        if nccl is not None:
+            opened = self._lib.jreshard_open_nccl(key, *words, ordinals.ctypes.data, names, *nccl, error, ERROR_BYTES)
+        else:
+            gpu = devices[0].platform == "gpu"
+            opened = self._lib.jreshard_open(key, gpu, *words, ordinals.ctypes.data, names, error, ERROR_BYTES)
+        if not opened:
             raise RuntimeError(f"jreshard: {error.value.decode()}")
 
-    def begin(self, timeout: float) -> int:
-        """Opens a call that fails by itself after `timeout` seconds, and returns its id.
+    @staticmethod
+    def next_call() -> int:
+        """A number for the next call, different from those that this process has used."""
+        return next(_call_ids) % 2**32
+
+    def begin(self, call: int, timeout: float) -> None:
+        """Opens a call that fails by itself after `timeout` seconds.
 
         Raises:
             ExchangeBroken: an earlier call failed in a way that leaves this exchange unusable.
         """
-        call = next(_call_ids) % 2**32
-        error = ctypes.create_string_buffer(_ERROR_BYTES)
-        if not self._lib.jreshard_begin(self.key, call, min(timeout, _LONGEST_SECONDS), error, _ERROR_BYTES):
+        error = ctypes.create_string_buffer(ERROR_BYTES)
+        if not self._lib.jreshard_begin(self.key, call, min(timeout, _LONGEST_SECONDS), error, ERROR_BYTES):
             raise ExchangeBroken(f"jreshard: {error.value.decode()}")
-        return call
+
+    def wait(self, call: int) -> None:
+        """Returns when the call has ended; at once where the arrays themselves tell how it ended.
+
+        Raises:
+            TransferError: it failed.
+        """
+        error = ctypes.create_string_buffer(ERROR_BYTES)
+        if not self._lib.jreshard_wait(self.key, call, error, ERROR_BYTES):
+            raise TransferError(error.value.decode())
 
     def release_now(self, call: int) -> bool:
         """Whether every reader of the call is done already; if so, no release is to follow."""

@@ -13,12 +13,13 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from jreshard import _render
-from jreshard._checks import check_into, check_leaves, check_options
+from jreshard._checks import check_into, check_leaves, check_timeout
 from jreshard._execution import Execution
 from jreshard._layout import layout_of_sharding
 from jreshard._route import LeafMoves, Route, Target
 from jreshard._sources import Source, alias_pattern
 from jreshard._transform import SourceTransform
+from jreshard._transport import choose_transport
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Plan:
         self.targets, self.routes = tuple(targets), tuple(routes)
         self._transform = transform
         self._execution = Execution(targets, routes, transform)
+        self._chosen: dict[str, str] = {}  # what each transport asked for comes to
         sources = [device for route in routes for device in route.devices[: len(route.src_ranks)]]
         self.devices = tuple(dict.fromkeys([*sources, *(d for route in routes for d in route.devices)]))
 
@@ -121,9 +123,12 @@ class Plan:
         transport: str,
     ) -> Any:
         """`execute` for leaves that are known to be those that the plan was made for."""
-        check_options(timeout, transport, self.routes)
+        check_timeout(timeout)
+        if transport not in self._chosen:
+            self._chosen[transport] = choose_transport(transport, self.devices)
+        chosen = self._chosen[transport]
         old = None if into is None else self._check_into(into, leaves)
-        out = self._execution.run(leaves, old, donate=donate, verify=verify, timeout=float(timeout))
+        out = self._execution.run(leaves, old, donate=donate, verify=verify, timeout=float(timeout), transport=chosen)
         # Without a transform the result has the very structure handed over: what its containers carry beside their
         # leaves may equal the planned one's and yet differ from it, as 1 and True do.
         return jax.tree.unflatten(treedef if self._transform is None else self._out_treedef, out)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jreshard._compat import own_tracing_context, row_major
 from jreshard._layout import layout_of_sharding
-from jreshard._native import PUBLISH, RECEIVE, RELEASE
+from jreshard._native import PUBLISH, RECEIVE, RELEASE, library
 from jreshard._route import Leaf, Route
 from jreshard._tables import CHUNK
 from jreshard._wire import Wire, bits_of
@@ -56,16 +56,25 @@ class Programs:
     Args:
         route: the leaves and their moves; both meshes have devices.
         src_dtypes: the dtype of each leaf's source array.
+        key: of the exchange.
+        in_order: whether chunks of leaves must be received in their order, on every device alike.
+
+    Attributes:
+        prepared: the leaves of which another array than the user's own is published.
+        sends: whether this process has devices of the source mesh; else it has no use for the programs over it.
+        receives: whether it has devices of the destination mesh.
     """
 
-    def __init__(self, route: Route, src_dtypes: Sequence[Any]) -> None:
+    def __init__(self, route: Route, src_dtypes: Sequence[Any], key: int, *, in_order: bool) -> None:
+        library()  # registers the handlers that the programs call
         self._items = [
             _Item(leaf, route.moves_of(i).wire, dtype)
             for i, (leaf, dtype) in enumerate(zip(route.leaves, src_dtypes, strict=True))
         ]
-        self._key = np.int64(route.fingerprint)
+        self._key, self._in_order = np.int64(key), in_order
         self._src, self._dst = _auto(route.src_mesh), _auto(route.dst_mesh)
         self._fixed_calls = None if route.devices[0].platform == "cpu" else (_zero(self._src), _zero(self._dst))
+        self.sends, self.receives = _is_local(self._src), _is_local(self._dst)
         self.prepared = [i for i, item in enumerate(self._items) if item.prepared]
 
     def call_operands(self, call: int) -> tuple[Any, Any]:
@@ -127,14 +136,17 @@ class Programs:
 
     def _receive_body(self, call: Array, *old: Array) -> list[Array]:
         new: list[Array] = []
+        token = [jax.ShapeDtypeStruct((), jnp.uint32)] if self._in_order else []
         for chunk, leaves in enumerate(_chunks(len(self._items))):
             items = self._items[leaves]
             structs = [jax.ShapeDtypeStruct(_wire_shard(item), item.wire.array_dtype) for item in items]
             given = zip(items, old[leaves], strict=False)  # none where there are no old arrays
             reused = {j: item.wire.encode(x) for j, (item, x) in enumerate(given) if not item.wire.converts}
             aliases = {1 + position: j for position, j in enumerate(reused)}
-            receive = _ffi(RECEIVE, structs, input_output_aliases=aliases)
-            wires = receive(call, *reused.values(), key=self._key, chunk=np.int64(chunk))
+            receive = _ffi(RECEIVE, [*structs, *token], input_output_aliases=aliases)
+            wires = list(receive(call, *reused.values(), key=self._key, chunk=np.int64(chunk)))
+            if self._in_order:
+                call = wires.pop()  # what the next chunk waits for
             new += [item.wire.decode(y) for item, y in zip(items, wires, strict=True)]
         return new
 
@@ -145,8 +157,12 @@ def _auto(mesh: Any) -> Mesh:
 
 
 def _zero(mesh: Mesh) -> Array:
-    zero: Array = jax.device_put(np.uint32(0), NamedSharding(mesh, PartitionSpec()))
-    return zero
+    return jax.make_array_from_callback((), NamedSharding(mesh, PartitionSpec()), lambda _: np.uint32(0))
+
+
+def _is_local(mesh: Mesh) -> bool:
+    mine = jax.process_index()
+    return any(device.process_index == mine for device in mesh.devices.flat)
 
 
 def _chunks(count: int) -> list[slice]:

@@ -39,7 +39,7 @@ def read_source(x: Any, wanted: Sharding | None, path: Path, errors: LeafErrors,
         wanted: where the caller says that it lies; `None` for wherever that is.
         path: its key path.
         errors: where faults are noted.
-        structs: whether a `ShapeDtypeStruct` will do.
+        structs: whether a `ShapeDtypeStruct` will do; it always does for what lies on devices of other processes.
     """
     if is_tracer(x):
         message = "is a tracer; call transfer outside jit, on arrays that exist"
@@ -50,7 +50,7 @@ def read_source(x: Any, wanted: Sharding | None, path: Path, errors: LeafErrors,
             return None
         return _located(x, x.sharding, wanted, path, errors)
     elif isinstance(x, jax.ShapeDtypeStruct):
-        if structs:
+        if structs or lies_elsewhere(x.sharding or wanted):
             return _located(x, x.sharding or wanted, wanted, path, errors)
         errors.add(path, f"is the placeholder {x}; expected an array, there is nothing to move", kind=TypeError)
     elif isinstance(x, HOST_TYPES):
@@ -58,6 +58,13 @@ def read_source(x: Any, wanted: Sharding | None, path: Path, errors: LeafErrors,
     else:
         errors.add(path, f"is a {type(x).__name__}; expected a jax.Array, a NumPy array or a number", kind=TypeError)
     return None
+
+
+def lies_elsewhere(sharding: Sharding | None) -> bool:
+    """Whether all the devices are of other processes, so that this one needs no arrays to say what is there."""
+    if sharding is None or not isinstance(getattr(sharding, "mesh", None), Mesh):
+        return False
+    return not sharding.addressable_devices
 
 
 def _of_host(x: Any, path: Path, errors: LeafErrors) -> Source | None:

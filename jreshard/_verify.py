@@ -21,8 +21,10 @@ class VerificationError(RuntimeError):
     """What arrived is not what was sent."""
 
 
-def checksums(arrays: Sequence[Array], shardings: Sequence[NamedSharding], dtypes: Sequence[Any]) -> list[np.ndarray]:
-    """One sum a device for each array: `uint32[devices, 2]`, rank order of its mesh.
+def checksums(
+    arrays: Sequence[Array], shardings: Sequence[NamedSharding], dtypes: Sequence[Any]
+) -> dict[int, np.ndarray]:
+    """One sum for each array on each device of this process: `uint32[arrays, 2]` by the device's rank in its mesh.
 
     Every word of the array is mixed with its global position (multiplication, xor and shift as in the finaliser of
     MurmurHash3, Appleby 2011) and the mixed words are summed modulo 2³². Sums of disjoint parts add up, whatever the
@@ -36,7 +38,8 @@ def checksums(arrays: Sequence[Array], shardings: Sequence[NamedSharding], dtype
     mesh = Mesh(shardings[0].mesh.devices, shardings[0].mesh.axis_names)
     program = _program(mesh, tuple(s.spec for s in shardings), tuple(dtypes))
     with own_tracing_context(mesh), jax.transfer_guard("allow"):
-        return list(np.asarray(program(*arrays)).transpose(1, 0, 2))
+        sums = program(*arrays)
+        return {shard.index[0].start or 0: np.asarray(shard.data)[0] for shard in sums.addressable_shards}
 
 
 @lru_cache(maxsize=64)

@@ -143,7 +143,7 @@ def assert_placed(array: Any, sharding: NamedSharding, label: str = "") -> None:
         assert array.sharding == sharding, f"{label}: {array.sharding} != {sharding}"
         assert tuple(array.sharding.spec) == tuple(sharding.spec), label
     assert array.sharding.memory_kind == sharding.memory_kind, label
-    assert {shard.device for shard in array.addressable_shards} == sharding.device_set, label
+    assert {shard.device for shard in array.addressable_shards} == sharding.addressable_devices, label
     assert jax.typeof(array).sharding.mesh == sharding.mesh.abstract_mesh, label
 
 

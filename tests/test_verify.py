@@ -13,8 +13,12 @@ SRC, DST = {"x": 2, "y": 2}, {"x": 4}
 
 
 def sums(value: np.ndarray, sharding) -> tuple[np.ndarray, np.ndarray]:
-    array = put(value, sharding)
-    return _verify.checksums([array], [sharding], [array.dtype])[0], _verify.boxes_of(value.shape, sharding)
+    return sums_of(put(value, sharding), sharding)
+
+
+def sums_of(array: jax.Array, sharding) -> tuple[np.ndarray, np.ndarray]:
+    by_rank = _verify.checksums([array], [sharding], [array.dtype])
+    return np.stack([by_rank[rank][0] for rank in range(len(by_rank))]), _verify.boxes_of(array.shape, sharding)
 
 
 def swapped(value: np.ndarray) -> np.ndarray:
@@ -54,7 +58,7 @@ def test_replicas_that_differ_are_noticed():
     on = named(mesh([0, 1]))
     parts = [jax.device_put(v, d) for v, d in zip((value, zeroed(value.copy())), on.mesh.devices.flat, strict=True)]
     array = jax.make_array_from_single_device_arrays(value.shape, on, parts)
-    torn = _verify.checksums([array], [on], [array.dtype])[0], _verify.boxes_of(value.shape, on)
+    torn = sums_of(array, on)
     with pytest.raises(jreshard.VerificationError, match=r"w: destination replicas differ, at positions \[1\]"):
         _verify.compare(["w"], [sums(value, named(mesh([4])))], [torn])
 

@@ -8,7 +8,11 @@
 #include <stdexcept>
 #include <thread>
 
+#include "guarded.h"
+#include "nccl_communicators.h"
+#include "nccl_exchange.h"
 #include "registry.h"
+#include "stream_exchange.h"
 
 #define JRESHARD_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -45,17 +49,31 @@ void sweep() {
   }
 }
 
+const cuda::Driver& needed_driver() {
+  std::string error;
+  const cuda::Driver* const driver = cuda::driver(&error);
+  if (!driver) throw std::runtime_error(error);
+  return *driver;
+}
+
 std::shared_ptr<Opened> open(bool gpu, CopyPlan plan, std::vector<std::string> rank_names) {
   auto opened = std::make_shared<Opened>();
   if (!gpu) {
     opened->host = std::make_shared<HostExchange>(std::move(plan), std::move(rank_names));
     return opened;
   }
-  std::string error;
-  const cuda::Driver* const driver = cuda::driver(&error);
-  if (!driver) throw std::runtime_error(error);
-  opened->stream = std::make_shared<StreamExchange>(std::move(plan), std::move(rank_names), *driver);
+  opened->gpu = std::make_shared<StreamExchange>(std::move(plan), std::move(rank_names), needed_driver());
   return opened;
+}
+
+// Opens what `make` makes under `key`, or counts one more user of what is open.
+template <typename Make>
+void open_once(int64_t key, Make make) {
+  std::lock_guard<std::mutex> lock(registry_mutex());
+  sweep();
+  auto found = registry().find(key);
+  if (found == registry().end()) found = registry().emplace(key, Entry{make(), 0}).first;
+  ++found->second.users;
 }
 
 std::vector<std::shared_ptr<const Opened>> busy() {
@@ -65,19 +83,6 @@ std::vector<std::shared_ptr<const Opened>> busy() {
     if (entry.opened->calls().open_calls()) found.push_back(entry.opened);
   }
   return found;
-}
-
-// Runs `body`; what it throws becomes the text of `error`.
-template <typename Body>
-bool guarded(char* error, size_t capacity, Body body) {
-  try {
-    body();
-    return true;
-  } catch (const std::exception& e) {
-    std::strncpy(error, e.what(), capacity - 1);
-    error[capacity - 1] = '\0';
-    return false;
-  }
 }
 
 }  // namespace
@@ -95,18 +100,36 @@ std::shared_ptr<const Opened> find_opened(int64_t key) {
 JRESHARD_EXPORT bool jreshard_open(int64_t key, bool gpu, const int64_t* table, size_t words, const int32_t* ordinals,
                                    const char* rank_names, char* error, size_t capacity) {
   return jreshard::guarded(error, capacity, [&] {
-    std::lock_guard<std::mutex> lock(jreshard::registry_mutex());
-    jreshard::sweep();
-    auto found = jreshard::registry().find(key);
-    if (found == jreshard::registry().end()) {
+    jreshard::open_once(key, [&] {
       jreshard::CopyPlan plan(table, words);
       std::map<int32_t, int> ranks;
       for (int rank = 0; rank < plan.num_ranks(); ++rank) ranks[ordinals[rank]] = rank;
       auto opened = jreshard::open(gpu, std::move(plan), jreshard::split_lines(rank_names));
       opened->rank_by_ordinal = std::move(ranks);
-      found = jreshard::registry().emplace(key, jreshard::Entry{std::move(opened), 0}).first;
-    }
-    ++found->second.users;
+      return opened;
+    });
+  });
+}
+
+// Opens an exchange over an NCCL communicator, likewise. Ranks of other processes have the ordinal -1.
+JRESHARD_EXPORT bool jreshard_open_nccl(int64_t key, const int64_t* table, size_t words, const int32_t* ordinals,
+                                        const char* rank_names, int64_t communicator, int64_t slot_bytes, char* error,
+                                        size_t capacity) {
+  return jreshard::guarded(error, capacity, [&] {
+    jreshard::open_once(key, [&] {
+      jreshard::CopyPlan plan(table, words);
+      auto opened = std::make_shared<jreshard::Opened>();
+      std::map<int, int> locals;
+      for (int rank = 0; rank < plan.num_ranks(); ++rank) {
+        if (ordinals[rank] < 0) continue;
+        opened->rank_by_ordinal[ordinals[rank]] = rank;
+        locals[rank] = ordinals[rank];
+      }
+      opened->gpu = std::make_shared<jreshard::NcclExchange>(std::move(plan), jreshard::split_lines(rank_names),
+                                                             std::move(locals), jreshard::needed_driver(),
+                                                             jreshard::find_communicator(communicator), slot_bytes);
+      return opened;
+    });
   });
 }
 
@@ -128,6 +151,13 @@ JRESHARD_EXPORT bool jreshard_begin(int64_t key, uint32_t call, double timeout_s
 JRESHARD_EXPORT bool jreshard_release_now(int64_t key, uint32_t call) {
   auto opened = jreshard::find_opened(key);
   return opened && opened->calls().release_now(call);
+}
+
+// Waits until the call has ended, by its deadline at the latest. Returns false, and writes why, where it failed.
+JRESHARD_EXPORT bool jreshard_wait(int64_t key, uint32_t call, char* error, size_t capacity) {
+  return jreshard::guarded(error, capacity, [&] {
+    if (auto opened = jreshard::find_opened(key)) opened->calls().wait(call);
+  });
 }
 
 JRESHARD_EXPORT void jreshard_abort(int64_t key, uint32_t call, const char* reason) {

@@ -43,6 +43,8 @@ class CopyPlan {
 
   int num_ranks() const { return static_cast<int>(sends_.size()); }
   int num_leaves() const { return static_cast<int>(leaf_template_.size()); }
+  int num_templates() const { return static_cast<int>(templates_.size()); }
+  int template_of(int leaf) const { return leaf_template_[leaf]; }
   int num_chunks() const { return (num_leaves() + chunk_ - 1) / chunk_; }
   bool sends(int rank) const { return sends_[rank]; }
   bool receives(int rank) const { return receives_[rank]; }

@@ -27,13 +27,19 @@ Loaded load() {
     return out;
   }
   Driver& d = out.driver;
-  out.usable =
-      find(library, "cuGetErrorString", d.GetErrorString) && find(library, "cuStreamGetCtx", d.StreamGetCtx) &&
-      find(library, "cuCtxPushCurrent_v2", d.CtxPushCurrent) && find(library, "cuCtxPopCurrent_v2", d.CtxPopCurrent) &&
-      find(library, "cuStreamCreate", d.StreamCreate) && find(library, "cuStreamWaitEvent", d.StreamWaitEvent) &&
-      find(library, "cuEventCreate", d.EventCreate) && find(library, "cuEventRecord", d.EventRecord) &&
-      find(library, "cuMemcpyAsync", d.MemcpyAsync) && find(library, "cuMemcpy2DAsync_v2", d.Memcpy2DAsync) &&
-      find(library, "cuMemcpy3DAsync_v2", d.Memcpy3DAsync);
+  out.usable = find(library, "cuGetErrorString", d.GetErrorString) && find(library, "cuStreamGetCtx", d.StreamGetCtx) &&
+               find(library, "cuCtxPushCurrent_v2", d.CtxPushCurrent) &&
+               find(library, "cuCtxPopCurrent_v2", d.CtxPopCurrent) && find(library, "cuDeviceGet", d.DeviceGet) &&
+               find(library, "cuDevicePrimaryCtxRetain", d.DevicePrimaryCtxRetain) &&
+               find(library, "cuDevicePrimaryCtxRelease_v2", d.DevicePrimaryCtxRelease) &&
+               find(library, "cuStreamCreate", d.StreamCreate) &&
+               find(library, "cuStreamDestroy_v2", d.StreamDestroy) && find(library, "cuStreamQuery", d.StreamQuery) &&
+               find(library, "cuStreamWaitEvent", d.StreamWaitEvent) && find(library, "cuEventCreate", d.EventCreate) &&
+               find(library, "cuEventDestroy_v2", d.EventDestroy) && find(library, "cuEventQuery", d.EventQuery) &&
+               find(library, "cuEventRecord", d.EventRecord) && find(library, "cuMemAlloc_v2", d.MemAlloc) &&
+               find(library, "cuMemFree_v2", d.MemFree) && find(library, "cuMemcpyAsync", d.MemcpyAsync) &&
+               find(library, "cuMemcpy2DAsync_v2", d.Memcpy2DAsync) &&
+               find(library, "cuMemcpy3DAsync_v2", d.Memcpy3DAsync);
   if (!out.usable) out.error = "the NVIDIA driver lacks a function that is needed; update it";
   find(library, "cuMemcpyBatchAsync", d.MemcpyBatchAsync);
   return out;
@@ -55,15 +61,26 @@ void check(const Driver& driver, Result result, const char* what) {
                            std::to_string(result) + ")");
 }
 
-StreamContext::StreamContext(const Driver& driver, Stream stream) : driver_(driver) {
+CurrentContext::CurrentContext(const Driver& driver, Stream stream) : driver_(driver) {
   Context context = nullptr;
   check(driver, driver.StreamGetCtx(stream, &context), "cuStreamGetCtx");
   check(driver, driver.CtxPushCurrent(context), "cuCtxPushCurrent");
 }
 
-StreamContext::~StreamContext() {
+CurrentContext::CurrentContext(const Driver& driver, Context context) : driver_(driver) {
+  check(driver, driver.CtxPushCurrent(context), "cuCtxPushCurrent");
+}
+
+CurrentContext::~CurrentContext() {
   Context context = nullptr;
   driver_.CtxPopCurrent(&context);
 }
+
+DeviceContext::DeviceContext(const Driver& driver, int ordinal) : driver_(driver) {
+  check(driver, driver.DeviceGet(&device_, ordinal), "cuDeviceGet");
+  check(driver, driver.DevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
+}
+
+DeviceContext::~DeviceContext() { driver_.DevicePrimaryCtxRelease(device_); }
 
 }  // namespace jreshard::cuda

@@ -13,8 +13,10 @@ using DevicePtr = unsigned long long;
 using Stream = struct CUstream_st*;
 using Event = struct CUevent_st*;
 using Context = struct CUctx_st*;
+using Device = int;
 
 constexpr Result kSuccess = 0;
+constexpr Result kNotReady = 600;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kMemoryTypeUnified = 4;
@@ -58,10 +60,19 @@ struct Driver {
   Result (*StreamGetCtx)(Stream, Context*);
   Result (*CtxPushCurrent)(Context);
   Result (*CtxPopCurrent)(Context*);
+  Result (*DeviceGet)(Device*, int ordinal);
+  Result (*DevicePrimaryCtxRetain)(Context*, Device);
+  Result (*DevicePrimaryCtxRelease)(Device);
   Result (*StreamCreate)(Stream*, unsigned);
+  Result (*StreamDestroy)(Stream);
+  Result (*StreamQuery)(Stream);
   Result (*StreamWaitEvent)(Stream, Event, unsigned);
   Result (*EventCreate)(Event*, unsigned);
+  Result (*EventDestroy)(Event);
+  Result (*EventQuery)(Event);
   Result (*EventRecord)(Event, Stream);
+  Result (*MemAlloc)(DevicePtr*, size_t);
+  Result (*MemFree)(DevicePtr);
   Result (*MemcpyAsync)(DevicePtr, DevicePtr, size_t, Stream);
   Result (*Memcpy2DAsync)(const Memcpy2D*, Stream);
   Result (*Memcpy3DAsync)(const Memcpy3D*, Stream);
@@ -76,16 +87,33 @@ const Driver* driver(std::string* error);
 // Throws std::runtime_error where `result` is not success.
 void check(const Driver& driver, Result result, const char* what);
 
-// Makes the context of a stream current while it lives.
-class StreamContext {
+// Makes a context, such as that of a stream, current while it lives.
+class CurrentContext {
  public:
-  StreamContext(const Driver& driver, Stream stream);
-  ~StreamContext();
-  StreamContext(const StreamContext&) = delete;
-  StreamContext& operator=(const StreamContext&) = delete;
+  CurrentContext(const Driver& driver, Stream stream);
+  CurrentContext(const Driver& driver, Context context);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
 
  private:
   const Driver& driver_;
+};
+
+// The primary context of a device, which is the one that JAX uses, kept alive.
+class DeviceContext {
+ public:
+  DeviceContext(const Driver& driver, int ordinal);
+  ~DeviceContext();
+  DeviceContext(const DeviceContext&) = delete;
+  DeviceContext& operator=(const DeviceContext&) = delete;
+
+  Context get() const { return context_; }
+
+ private:
+  const Driver& driver_;
+  Device device_ = 0;
+  Context context_ = nullptr;
 };
 
 }  // namespace jreshard::cuda

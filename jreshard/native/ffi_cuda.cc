@@ -14,11 +14,11 @@ namespace ffi = xla::ffi;
 template <typename Step>
 ffi::Error with_exchange(int64_t key, int32_t ordinal, Step step) {
   const auto opened = find_opened(key);
-  if (!opened || !opened->stream) return ffi::Error::Internal("jreshard: the plan of this program is closed");
+  if (!opened || !opened->gpu) return ffi::Error::Internal("jreshard: the plan of this program is closed");
   try {
     const int rank = opened->rank_of(ordinal);
     if (rank < 0) return ffi::Error::Internal("jreshard: a program ran on a device that its plan does not use");
-    step(*opened->stream, rank);
+    step(*opened->gpu, rank);
     return ffi::Error::Success();
   } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());
@@ -29,7 +29,7 @@ ffi::Error publish(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::Re
                    ffi::Result<ffi::AnyBuffer>, int64_t key, int64_t chunk) {
   auto arrays = addresses_of(args);
   if (!arrays.has_value()) return arrays.error();
-  return with_exchange(key, ordinal, [&](StreamExchange& exchange, int rank) {
+  return with_exchange(key, ordinal, [&](GpuExchange& exchange, int rank) {
     exchange.publish(rank, static_cast<int>(chunk), *arrays, stream);
   });
 }
@@ -38,13 +38,13 @@ ffi::Error receive(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::Re
                    int64_t key, int64_t chunk) {
   auto arrays = addresses_of(results);
   if (!arrays.has_value()) return arrays.error();
-  return with_exchange(key, ordinal, [&](StreamExchange& exchange, int rank) {
+  return with_exchange(key, ordinal, [&](GpuExchange& exchange, int rank) {
     exchange.receive(rank, static_cast<int>(chunk), *arrays, stream);
   });
 }
 
 ffi::Error release(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer>, int64_t key) {
-  return with_exchange(key, ordinal, [&](StreamExchange& exchange, int rank) { exchange.release(rank, stream); });
+  return with_exchange(key, ordinal, [&](GpuExchange& exchange, int rank) { exchange.release(rank, stream); });
 }
 
 }  // namespace

@@ -5,17 +5,17 @@
 #include <map>
 #include <memory>
 
+#include "gpu_exchange.h"
 #include "host_exchange.h"
-#include "stream_exchange.h"
 
 namespace jreshard {
 
 struct Opened {
   std::shared_ptr<HostExchange> host;  // one of the two
-  std::shared_ptr<StreamExchange> stream;
+  std::shared_ptr<GpuExchange> gpu;
   std::map<int32_t, int> rank_by_ordinal;
 
-  Exchange& calls() const { return host ? static_cast<Exchange&>(*host) : *stream; }
+  Exchange& calls() const { return host ? static_cast<Exchange&>(*host) : *gpu; }
   // -1 where no rank of the plan is on this device.
   int rank_of(int32_t ordinal) const {
     auto found = rank_by_ordinal.find(ordinal);

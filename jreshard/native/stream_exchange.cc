@@ -101,7 +101,7 @@ void StreamExchange::end_launch(const CallPtr& call) {
 template <typename Action>
 void StreamExchange::enqueue(const CallPtr& call, cuda::Stream stream, Action action) {
   try {
-    const cuda::StreamContext context(driver_, stream);
+    const cuda::CurrentContext context(driver_, stream);
     action();
   } catch (const std::runtime_error& error) {
     abort(call->id, error.what());

@@ -16,12 +16,11 @@
 #include <vector>
 
 #include "copy_plan.h"
-#include "cuda_driver.h"
-#include "exchange.h"
+#include "gpu_exchange.h"
 
 namespace jreshard {
 
-class StreamExchange : public Exchange {
+class StreamExchange : public GpuExchange {
  public:
   StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver);
 
@@ -32,10 +31,9 @@ class StreamExchange : public Exchange {
   // Never: whether readers are done is known to the streams only.
   bool release_now(CallId) override { return false; }
 
-  // Each enqueues on `stream`, the stream of the rank's device. Throws std::runtime_error.
-  void publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream stream);
-  void receive(int rank, int chunk, const std::vector<void*>& arrays, cuda::Stream stream);
-  void release(int rank, cuda::Stream stream);
+  void publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream stream) override;
+  void receive(int rank, int chunk, const std::vector<void*>& arrays, cuda::Stream stream) override;
+  void release(int rank, cuda::Stream stream) override;
 
  private:
   using Clock = std::chrono::steady_clock;

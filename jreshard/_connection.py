@@ -1,0 +1,118 @@
+"""What a launcher needs before a transfer: that all processes are there, and an exchange that reaches them."""
+
+import hashlib
+import os
+from typing import Any
+
+import numpy as np
+
+from jreshard import _nccl as nccl
+from jreshard._communicator import Communicator, communicator_over, join, unique_id
+from jreshard._deadline import Deadline
+from jreshard._native import Exchange
+from jreshard._party import Party
+from jreshard._route import Route
+
+_STAGING_VARIABLE = "JRESHARD_STAGING_MIB"
+_STAGING_MIB, _MOST_STAGING_MIB = 128, 64 << 10
+
+
+class PullConnection:
+    """For transports by which destinations read the sources: `host`, and `p2p` in one process.
+
+    Args:
+        route: what moves.
+        party: whose devices they are.
+    """
+
+    def __init__(self, route: Route, party: Party) -> None:
+        self._party = party
+        self._exchange = Exchange(route.fingerprint, route.table, route.devices)
+        self.key = route.fingerprint
+
+    def meet(self, what: str, deadline: Deadline) -> tuple[Exchange, int]:
+        """The exchange and the number of the next call, when all processes are about to do `what`."""
+        proposals = self._party.agree(what, Exchange.next_call(), deadline)
+        return self._exchange, max(proposals.values())
+
+    def close(self) -> None:
+        """Forgets the exchange."""
+        self._exchange.close()
+
+
+class NcclConnection:
+    """For the transport `nccl`: a communicator over the route's devices, shared with other routes over the same.
+
+    Args:
+        route: what moves.
+        party: whose devices they are.
+    """
+
+    def __init__(self, route: Route, party: Party) -> None:
+        self._route, self._party = route, party
+        self._nccl = nccl.find()
+        self._staging = _staging_bytes()
+        digest = hashlib.blake2b(f"{route.fingerprint} nccl {self._staging}".encode(), digest_size=8)
+        self.key = int.from_bytes(digest.digest(), "little") >> 1
+        senders, receivers = np.nonzero(route.traffic)
+        self._pairs = [(s, r) for s, r in zip(senders.tolist(), receivers.tolist(), strict=True) if s != r]
+        self._communicator: Communicator | None = None
+        self._exchange: Exchange | None = None
+
+    def meet(self, what: str, deadline: Deadline) -> tuple[Exchange, int]:
+        """As `PullConnection.meet`; makes the communicator anew where a process has none that is of use."""
+        communicator, call = self._meet(what, deadline)
+        if self._exchange is None or communicator is not self._communicator:
+            self.close()
+            self._communicator = communicator
+            nccl_path = communicator.handle, self._staging
+            self._exchange = Exchange(self.key, self._route.table, self._route.devices, nccl_path)
+        return self._exchange, call
+
+    def _meet(self, what: str, deadline: Deadline) -> tuple[Communicator, int]:
+        found = communicator_over(self._route.devices)
+        facts = {
+            "call": Exchange.next_call(),
+            "NCCL": ".".join(map(str, self._nccl.version)),
+            _STAGING_VARIABLE: self._staging >> 20,
+            "communicator": found and found.name,
+        }
+        answers = self._party.agree(f"{what}, over NCCL", facts, deadline)
+        call = max(answer["call"] for answer in answers.values())
+        for fact in ("NCCL", _STAGING_VARIABLE):
+            _check_same(fact, {process: answer[fact] for process, answer in answers.items()})
+        if found is not None and all(answer["communicator"] == found.name for answer in answers.values()):
+            if not found.lacks(self._pairs):
+                return found, call
+        else:
+            found = None
+        unique = unique_id().hex() if found is None and self._party.leads else None
+        ids = self._party.agree("connect over NCCL", unique, deadline)
+        with self._party.all_or_none("connected over NCCL", deadline):
+            if found is None:
+                found = join(self._route.devices, bytes.fromhex(ids[self._party.processes[0]]), deadline.left)
+            found.connect(self._pairs, deadline.left)
+        return found, call
+
+    def close(self) -> None:
+        """Forgets the exchange; the communicator stays while other routes use it."""
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+
+
+Connection = PullConnection | NcclConnection
+
+
+def _check_same(what: str, by_process: dict[int, Any]) -> None:
+    if len(set(by_process.values())) > 1:
+        found = ", ".join(f"process {process} has {value}" for process, value in by_process.items())
+        raise RuntimeError(f"jreshard: all processes need the same {what}; {found}")
+
+
+def _staging_bytes() -> int:
+    """Bytes of one staging slot; a device has at most four, as many as its plans need."""
+    text = os.environ.get(_STAGING_VARIABLE, str(_STAGING_MIB))
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= _MOST_STAGING_MIB:
+        raise ValueError(f"{_STAGING_VARIABLE} is {text!r}; expected MiB of a slot, 1 to {_MOST_STAGING_MIB}")
+    return int(text) << 20

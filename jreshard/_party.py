@@ -1,0 +1,130 @@
+"""The processes that take part in the transfers of one route, and what they have to agree on."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from jreshard._control import Group, connect
+from jreshard._deadline import Deadline
+
+_TAG = "transfer #"
+
+
+class Party:
+    """The processes of some devices, as this one sees them.
+
+    Args:
+        devices: all devices that take part.
+    """
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        self.processes = tuple(sorted({device.process_index for device in devices}))
+        self.process = int(jax.process_index())
+        self._group: Group | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether all devices are of this process."""
+        return self.processes == (self.process,)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process decides where one has to."""
+        return bool(self.process == self.processes[0])
+
+    def agree(self, what: str, facts: Any, deadline: Deadline) -> dict[int, Any]:
+        """Returns, when all processes say `what`, the facts that each adds, by process.
+
+        Args:
+            what: what this process is about to do.
+            facts: anything that JSON can express.
+            deadline: when this process gives up.
+
+        Raises:
+            MismatchError: some process says another thing; every process gets this error.
+            PeerTimeout: some process has not come, which the message names.
+            PeerLost: some process is gone.
+        """
+        if self.alone:
+            return {self.process: facts}
+        return self._joined(deadline).gather(what, facts, deadline.left)
+
+    @contextmanager
+    def all_or_none(self, what: str, deadline: Deadline) -> Iterator[None]:
+        """A body that succeeds in all processes, or raises in all: where it fails here, the others are told why.
+
+        Args:
+            what: what the body has done, in the past tense.
+            deadline: when this process gives up.
+
+        Raises:
+            RuntimeError: the body failed in another process.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.agree(what, str(error), deadline)
+            raise
+        failed = {p: reason for p, reason in self.agree(what, None, deadline).items() if reason is not None}
+        if failed:
+            raise RuntimeError("; ".join(f"process {process}: {reason}" for process, reason in failed.items()))
+
+    @contextmanager
+    def news(self, deadline: Deadline) -> Iterator["News"]:
+        """What the other processes say of failures while the context is open. To be entered before they agree."""
+        group = None if self.alone else self._joined(deadline)
+        news = News(group)
+        stop = group.on_failure(news.hear) if group is not None else None
+        try:
+            yield news
+        finally:
+            if stop is not None:
+                stop()
+
+    def _joined(self, deadline: Deadline) -> Group:
+        if self._group is None or self._group.broken:
+            self._group = connect(self.processes, deadline.left)
+        return self._group
+
+
+class News:
+    """Failures of one transfer, heard from and told to the other processes.
+
+    A process may tell of one transfer when another is in the next already: the number of the call tells them apart.
+    """
+
+    def __init__(self, group: Group | None) -> None:
+        self._group = group
+        self._lock = threading.Lock()
+        self._heard: list[str] = []
+        self._call = 0
+        self._abort: Callable[[int, str], None] | None = None
+
+    def hear(self, reason: str) -> None:
+        """Takes a failure in, from whatever thread."""
+        with self._lock:
+            self._heard.append(reason)
+            if self._abort is not None:
+                self._pass_on()
+
+    def forward(self, call: int, abort: Callable[[int, str], None]) -> None:
+        """From now on calls `abort(call, reason)` when the call has failed elsewhere, or a process is gone."""
+        with self._lock:
+            self._call, self._abort = call, abort
+            self._pass_on()
+
+    def tell(self, call: int, reason: str) -> None:
+        """Tells the other processes that the call has failed here."""
+        if self._group is not None and not self._group.broken:
+            self._group.fail(f"{_TAG}{call}: {reason}")
+
+    def _pass_on(self) -> None:
+        abort = self._abort
+        assert abort is not None, "forward comes first"
+        for reason in self._heard:
+            if _TAG not in reason or f"{_TAG}{self._call}: " in reason:
+                abort(self._call, f"jreshard: {reason}")
+        self._heard.clear()

@@ -1,0 +1,1 @@
+"""Measures what moves weights between two devices; `python -m jreshard bench` is its command."""

@@ -1,0 +1,20 @@
+// An exchange whose steps are enqueued on the streams of GPUs, by handlers that run when a program is launched.
+#pragma once
+
+#include <vector>
+
+#include "cuda_driver.h"
+#include "exchange.h"
+
+namespace jreshard {
+
+class GpuExchange : public Exchange {
+ public:
+  // Each enqueues on `stream`, the stream of the rank's device; `arrays` holds one pointer a leaf of `chunk`. Throws
+  // std::runtime_error.
+  virtual void publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream stream) = 0;
+  virtual void receive(int rank, int chunk, const std::vector<void*>& arrays, cuda::Stream stream) = 0;
+  virtual void release(int rank, cuda::Stream stream) = 0;
+};
+
+}  // namespace jreshard

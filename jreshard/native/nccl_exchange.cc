@@ -1,0 +1,277 @@
+#include "nccl_exchange.h"
+
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "copy_engine.h"
+
+namespace jreshard {
+namespace {
+
+// How long a failed call waits for its devices to let go of the arrays.
+constexpr std::chrono::seconds kDrainPatience(5);
+constexpr std::chrono::microseconds kPoll(20);
+
+std::vector<bool> local_ranks(int ranks, const std::map<int, int>& ordinals) {
+  std::vector<bool> local(ranks);
+  for (const auto& [rank, ordinal] : ordinals) local.at(rank) = true;
+  return local;
+}
+
+std::vector<NcclCommunicator::Message> addressed(const std::vector<NcclSchedule::Message>& messages,
+                                                 const std::function<const void*(int leaf)>& base) {
+  std::vector<NcclCommunicator::Message> out;
+  out.reserve(messages.size());
+  for (const NcclSchedule::Message& m : messages) {
+    char* const start = static_cast<char*>(const_cast<void*>(base(m.leaf)));
+    out.push_back({m.peer, start + m.offset, m.bytes});
+  }
+  return out;
+}
+
+}  // namespace
+
+NcclExchange::NcclExchange(CopyPlan plan, std::vector<std::string> rank_names, std::map<int, int> ordinals,
+                           const cuda::Driver& driver, std::shared_ptr<NcclCommunicator> communicator,
+                           int64_t slot_bytes)
+    : plan_(std::move(plan)),
+      rank_names_(std::move(rank_names)),
+      driver_(driver),
+      communicator_(std::move(communicator)),
+      ordinals_(std::move(ordinals)),
+      schedule_(plan_, local_ranks(plan_.num_ranks(), ordinals_), slot_bytes) {
+  for (const auto& [rank, ordinal] : ordinals_) {
+    Device& device = devices_[rank];
+    device.ring = StagingRing::of(driver_, ordinal, schedule_.staged_bytes());
+    const cuda::DeviceContext context(driver_, ordinal);
+    const cuda::CurrentContext current(driver_, context.get());
+    for (cuda::Event* event : {&device.inputs, &device.outputs, &device.done}) {
+      cuda::check(driver_, driver_.EventCreate(event, cuda::kEventDisableTiming), "cuEventCreate");
+    }
+    if (plan_.sends(rank)) device.sources.resize(plan_.num_leaves());
+  }
+}
+
+NcclExchange::~NcclExchange() {
+  for (auto& [rank, device] : devices_) {
+    for (cuda::Event event : {device.inputs, device.outputs, device.done}) driver_.EventDestroy(event);
+  }
+}
+
+bool NcclExchange::begin(CallId id, double timeout_s) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (broken_.empty()) broken_ = communicator_->broken();
+  if (!broken_.empty() || call_) return false;
+  const auto timeout = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+  call_ = std::make_unique<Call>(Call{id, Clock::now() + timeout, timeout_s, ""});
+  for (auto& [rank, device] : devices_) {
+    device.launches_left = (plan_.sends(rank) ? 1 : 0) + (plan_.receives(rank) ? plan_.num_chunks() : 0);
+  }
+  return true;
+}
+
+int NcclExchange::open_calls() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return call_ ? 1 : 0;
+}
+
+void NcclExchange::abort(CallId id, const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!call_ || call_->id != id) return;
+  }
+  fail(reason);
+}
+
+void NcclExchange::abort_all(const std::string& reason) { fail(reason); }
+
+void NcclExchange::fail(const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!call_ || !call_->error.empty()) return;
+    broken_ = call_->error = reason;
+  }
+  communicator_->abort(reason);
+}
+
+// With the lock held.
+bool NcclExchange::finished() const {
+  for (const auto& [rank, device] : devices_) {
+    if (!plan_.sends(rank) && !plan_.receives(rank)) continue;
+    if (device.launches_left > 0) return false;
+    const cuda::Result state = driver_.EventQuery(device.done);
+    if (state == cuda::kNotReady) return false;
+    cuda::check(driver_, state, "a transfer over NCCL");
+  }
+  return true;
+}
+
+// With the lock held.
+std::string NcclExchange::late() const {
+  std::string names;
+  for (const auto& [rank, device] : devices_) {
+    if (device.launches_left == 0 && driver_.EventQuery(device.done) != cuda::kNotReady) continue;
+    names += (names.empty() ? "" : ", ") + rank_names_[rank] + (device.launches_left ? " (not launched)" : "");
+  }
+  return "jreshard: transfer timed out after " + std::to_string(call_->timeout_s) +
+         " s; still sending, receiving or busy with earlier work: " + names;
+}
+
+void NcclExchange::wait(CallId id) {
+  for (;;) {
+    std::string error = communicator_->broken();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!call_ || call_->id != id) throw std::runtime_error("jreshard: this transfer is not under way");
+      if (!call_->error.empty()) break;
+      if (error.empty() && finished()) {
+        call_.reset();
+        return;
+      }
+      if (error.empty() && Clock::now() > call_->deadline) error = late();
+    }
+    if (!error.empty()) {
+      fail(error);
+      break;
+    }
+    std::this_thread::sleep_for(kPoll);
+  }
+  const auto patience = Clock::now() + kDrainPatience;
+  std::unique_lock<std::mutex> lock(mutex_);
+  const std::string error = call_->error;
+  for (const auto& [rank, device] : devices_) {
+    while (driver_.EventQuery(device.done) == cuda::kNotReady && Clock::now() < patience) {
+      std::this_thread::sleep_for(kPoll);
+    }
+  }
+  call_.reset();
+  throw std::runtime_error(error);
+}
+
+void NcclExchange::check_fits(int chunk, size_t arrays) const {
+  if (chunk < 0 || chunk >= plan_.num_chunks() ||
+      arrays != static_cast<size_t>(plan_.chunk_end(chunk) - plan_.chunk_begin(chunk))) {
+    throw std::runtime_error("jreshard: a program does not fit its plan");
+  }
+}
+
+// With the lock held.
+void NcclExchange::check_open() const {
+  if (call_ && call_->error.empty()) return;
+  throw std::runtime_error(broken_.empty() ? "jreshard: this transfer is not under way" : broken_);
+}
+
+template <typename Action>
+void NcclExchange::launch(int rank, cuda::Stream stream, Action action) {
+  Clock::time_point deadline;
+  CallId id;
+  Device& device = devices_.at(rank);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    check_open();
+    deadline = call_->deadline;
+    id = call_->id;
+  }
+  try {
+    const cuda::CurrentContext context(driver_, stream);
+    action(device, deadline);
+    record(device.done, stream);
+  } catch (const std::runtime_error& error) {
+    abort(id, error.what());
+    throw;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  --device.launches_left;
+}
+
+void NcclExchange::publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream) {
+  check_fits(chunk, arrays.size());
+  std::lock_guard<std::mutex> lock(mutex_);
+  check_open();
+  std::copy(arrays.begin(), arrays.end(), devices_.at(rank).sources.begin() + plan_.chunk_begin(chunk));
+}
+
+void NcclExchange::receive(int rank, int chunk, const std::vector<void*>& results, cuda::Stream stream) {
+  // The last result is the token for which the next chunk's call waits.
+  const Targets arrays(results.begin(), results.empty() ? results.end() : results.end() - 1);
+  check_fits(chunk, arrays.size());
+  launch(rank, stream,
+         [&](Device& device, Clock::time_point deadline) { run_waves(device, rank, chunk, arrays, stream, deadline); });
+}
+
+void NcclExchange::release(int rank, cuda::Stream stream) {
+  launch(rank, stream, [&](Device& device, Clock::time_point deadline) {
+    if (plan_.receives(rank)) return;  // it has sent in its receive step
+    for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) run_waves(device, rank, chunk, {}, stream, deadline);
+  });
+}
+
+void NcclExchange::run_waves(Device& device, int rank, int chunk, const Targets& dst, cuda::Stream stream,
+                             Clock::time_point deadline) {
+  record(device.inputs, stream);
+  order_after(device.ring->pack_stream(), device.inputs);
+  order_after(device.ring->unpack_stream(), device.inputs);
+  copy_locally(device, rank, chunk, dst, device.ring->unpack_stream());
+  for (const NcclSchedule::Wave& wave : schedule_.waves(chunk, rank)) {
+    run_wave(device, rank, chunk, wave, dst, stream, deadline);
+  }
+  record(device.outputs, device.ring->unpack_stream());
+  order_after(stream, device.outputs);
+}
+
+// The next wave packs, and the last one unpacks, while this one is on its way.
+void NcclExchange::run_wave(Device& device, int rank, int chunk, const NcclSchedule::Wave& wave, const Targets& dst,
+                            cuda::Stream stream, Clock::time_point deadline) {
+  const int first = plan_.chunk_begin(chunk);
+  StagingRing& ring = *device.ring;
+  const auto [out, in] = ring.next();
+  const auto slot = [](const StagingRing::Slot& s) { return reinterpret_cast<void*>(s.memory); };
+  if (!wave.pack.empty()) {
+    if (out.used) order_after(ring.pack_stream(), out.emptied);
+    CopyBatch batch(driver_);
+    for (const NcclSchedule::Staged& s : wave.pack) batch.add(s.copy, device.sources[s.leaf], slot(out));
+    batch.enqueue(ring.pack_stream());
+    record(out.filled, ring.pack_stream());
+    order_after(stream, out.filled);
+  }
+  if (!wave.unpack.empty() && in.used) order_after(stream, in.emptied);
+  communicator_->exchange(
+      rank, addressed(wave.sends, [&, &out = out](int leaf) { return leaf < 0 ? slot(out) : device.sources[leaf]; }),
+      addressed(wave.receives, [&, &in = in](int leaf) { return leaf < 0 ? slot(in) : dst[leaf - first]; }), stream,
+      deadline);
+  if (!wave.pack.empty()) {
+    record(out.emptied, stream);
+    out.used = true;
+  }
+  if (wave.unpack.empty()) return;
+  record(in.filled, stream);
+  order_after(ring.unpack_stream(), in.filled);
+  CopyBatch batch(driver_);
+  for (const NcclSchedule::Staged& s : wave.unpack) batch.add(s.copy, slot(in), dst[s.leaf - first]);
+  batch.enqueue(ring.unpack_stream());
+  record(in.emptied, ring.unpack_stream());
+  in.used = true;
+}
+
+void NcclExchange::copy_locally(Device& device, int rank, int chunk, const Targets& dst, cuda::Stream stream) {
+  if (!plan_.sends(rank) || !plan_.receives(rank)) return;
+  const int first = plan_.chunk_begin(chunk);
+  CopyBatch batch(driver_);
+  for (int leaf = first; leaf < plan_.chunk_end(chunk); ++leaf) {
+    for (const Copy& copy : plan_.copies(leaf, rank)) {
+      if (copy.src_rank == rank) batch.add(copy, device.sources[leaf], dst[leaf - first]);
+    }
+  }
+  batch.enqueue(stream);
+}
+
+void NcclExchange::order_after(cuda::Stream stream, cuda::Event event) {
+  cuda::check(driver_, driver_.StreamWaitEvent(stream, event, 0), "cuStreamWaitEvent");
+}
+
+void NcclExchange::record(cuda::Event event, cuda::Stream stream) {
+  cuda::check(driver_, driver_.EventRecord(event, stream), "cuEventRecord");
+}
+
+}  // namespace jreshard

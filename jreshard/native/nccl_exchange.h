@@ -1,0 +1,98 @@
+// The exchange over NCCL: the ranks of one process, whose peers may be in other processes and on other hosts.
+//
+// Publish notes the arrays. A device that receives, receives in its receive step; a device that sends and does not
+// receive, sends in its release step. A device that does both also sends in its receive step, in the same groups: its
+// peers wait for both at the same time, so it must not finish one before it begins the other. All devices carry out the
+// chunks of leaves in one order, which the programs keep by chaining their calls.
+//
+// A device takes only so much work ahead, and who enqueues more waits until the device gets on, for which it may need
+// its peers: receive and release have to be launched from threads of their own.
+//
+// A kernel of NCCL waits on the device for its peer, and no error can be raised there: who calls has to wait() before
+// the result is used. One call is over before the next begins.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "copy_plan.h"
+#include "gpu_exchange.h"
+#include "nccl_communicator.h"
+#include "nccl_schedule.h"
+#include "staging_ring.h"
+
+namespace jreshard {
+
+class NcclExchange : public GpuExchange {
+ public:
+  // `ordinals` has the device ordinal of each local rank. A wave stages at most `slot_bytes` on each side of a rank.
+  NcclExchange(CopyPlan plan, std::vector<std::string> rank_names, std::map<int, int> ordinals,
+               const cuda::Driver& driver, std::shared_ptr<NcclCommunicator> communicator, int64_t slot_bytes);
+  ~NcclExchange() override;
+
+  bool begin(CallId id, double timeout_s) override;
+  // Never: those who only send do so in their release step.
+  bool release_now(CallId) override { return false; }
+  void abort(CallId id, const std::string& reason) override;
+  void abort_all(const std::string& reason) override;
+  int open_calls() const override;
+  void wait(CallId id) override;
+
+  void publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream stream) override;
+  void receive(int rank, int chunk, const std::vector<void*>& results, cuda::Stream stream) override;
+  void release(int rank, cuda::Stream stream) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // A local rank's device, and what the open call has to do on it.
+  struct Device {
+    std::shared_ptr<StagingRing> ring;
+    cuda::Event inputs = nullptr;      // the program has come to its call
+    cuda::Event outputs = nullptr;     // what the side streams do for the call is done
+    cuda::Event done = nullptr;        // after the last launch so far
+    std::vector<const void*> sources;  // [leaf], where the rank sends
+    int launches_left = 0;             // launches that enqueue something, and have not yet
+  };
+  struct Call {
+    CallId id;
+    Clock::time_point deadline;
+    double timeout_s;
+    std::string error;
+  };
+  using Targets = std::vector<void*>;
+
+  void fail(const std::string& reason);
+  bool finished() const;
+  std::string late() const;
+  void check_open() const;
+  void check_fits(int chunk, size_t arrays) const;
+  // Runs `action(device, deadline)` in the device's context, as one launch of the open call. If it throws, the call
+  // fails.
+  template <typename Action>
+  void launch(int rank, cuda::Stream stream, Action action);
+  void run_waves(Device& device, int rank, int chunk, const Targets& dst, cuda::Stream stream,
+                 Clock::time_point deadline);
+  void run_wave(Device& device, int rank, int chunk, const NcclSchedule::Wave& wave, const Targets& dst,
+                cuda::Stream stream, Clock::time_point deadline);
+  void copy_locally(Device& device, int rank, int chunk, const Targets& dst, cuda::Stream stream);
+  void order_after(cuda::Stream stream, cuda::Event event);
+  void record(cuda::Event event, cuda::Stream stream);
+
+  const CopyPlan plan_;
+  const std::vector<std::string> rank_names_;
+  const cuda::Driver& driver_;
+  const std::shared_ptr<NcclCommunicator> communicator_;
+  const std::map<int, int> ordinals_;
+  const NcclSchedule schedule_;
+  std::map<int, Device> devices_;  // by local rank
+  mutable std::mutex mutex_;
+  std::unique_ptr<Call> call_;
+  std::string broken_;  // why no further call can be opened
+};
+
+}  // namespace jreshard

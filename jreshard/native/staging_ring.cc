@@ -1,0 +1,59 @@
+#include "staging_ring.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace jreshard {
+
+std::shared_ptr<StagingRing> StagingRing::of(const cuda::Driver& driver, int ordinal, int64_t bytes) {
+  static std::mutex* const mutex = new std::mutex;
+  static auto* const rings = new std::map<int, std::weak_ptr<StagingRing>>;
+  std::lock_guard<std::mutex> lock(*mutex);
+  std::shared_ptr<StagingRing> ring = (*rings)[ordinal].lock();
+  if (!ring) (*rings)[ordinal] = ring = std::make_shared<StagingRing>(driver, ordinal);
+  ring->grow(bytes);
+  return ring;
+}
+
+StagingRing::StagingRing(const cuda::Driver& driver, int ordinal)
+    : driver_(driver), ordinal_(ordinal), context_(driver, ordinal) {
+  const cuda::CurrentContext current(driver_, context_.get());
+  for (cuda::Stream* stream : {&pack_, &unpack_}) {
+    cuda::check(driver_, driver_.StreamCreate(stream, cuda::kStreamNonBlocking), "cuStreamCreate");
+  }
+  for (Slot* slot : {&out_[0], &out_[1], &in_[0], &in_[1]}) {
+    for (cuda::Event* event : {&slot->filled, &slot->emptied}) {
+      cuda::check(driver_, driver_.EventCreate(event, cuda::kEventDisableTiming), "cuEventCreate");
+    }
+  }
+}
+
+StagingRing::~StagingRing() {
+  const cuda::CurrentContext current(driver_, context_.get());
+  for (Slot* slot : {&out_[0], &out_[1], &in_[0], &in_[1]}) {
+    if (slot->memory) driver_.MemFree(slot->memory);
+    driver_.EventDestroy(slot->filled);
+    driver_.EventDestroy(slot->emptied);
+  }
+  driver_.StreamDestroy(pack_);
+  driver_.StreamDestroy(unpack_);
+}
+
+void StagingRing::grow(int64_t bytes) {
+  if (bytes <= bytes_) return;
+  const cuda::CurrentContext current(driver_, context_.get());
+  for (Slot* slot : {&out_[0], &out_[1], &in_[0], &in_[1]}) {
+    if (slot->memory) driver_.MemFree(slot->memory);  // waits for the device's work
+    slot->memory = 0;
+    bytes_ = 0;
+    if (driver_.MemAlloc(&slot->memory, bytes) != cuda::kSuccess) {
+      throw std::runtime_error("GPU " + std::to_string(ordinal_) + " has no memory for four staging slots of " +
+                               std::to_string(bytes) +
+                               " bytes outside of JAX's pool; lower JRESHARD_STAGING_MIB or "
+                               "XLA_PYTHON_CLIENT_MEM_FRACTION");
+    }
+  }
+  bytes_ = bytes;
+}
+
+}  // namespace jreshard

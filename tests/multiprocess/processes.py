@@ -1,0 +1,80 @@
+"""Runs a scenario in several real processes of one `jax.distributed` cluster."""
+
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+WORKER = Path(__file__).with_name("worker.py")
+PATIENCE = 120.0  # seconds for all processes of a scenario, starting JAX included
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How one process ended."""
+
+    status: int
+    output: str
+
+
+def run(
+    scenario: str,
+    *,
+    devices: Sequence[int] = (1, 1),
+    platform: str = "cpu",
+    isolated: bool = False,
+    patience: float = PATIENCE,
+) -> list[Outcome]:
+    """The outcomes of `scenario`, a function of scenarios.py, in one process for each entry of `devices`.
+
+    Args:
+        scenario: its name.
+        devices: how many devices each process has.
+        platform: `"cpu"` or `"cuda"`.
+        isolated: whether a process sees only its own GPUs, rather than choosing them among all.
+        patience: seconds after which processes that have not ended are killed.
+    """
+    port = _free_port()
+    workers = []
+    first = 0
+    for process, count in enumerate(devices):
+        own = ",".join(map(str, range(first, first + count)))
+        first += count
+        environment = {**os.environ, "JAX_PLATFORMS": platform, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}
+        arguments = [scenario, str(process), str(len(devices)), str(port), platform, str(count)]
+        if platform == "cuda" and isolated:
+            environment["CUDA_VISIBLE_DEVICES"] = own
+        elif platform == "cuda":
+            arguments.append(own)
+        command = [sys.executable, "-X", "faulthandler", str(WORKER), *arguments]
+        workers.append(
+            subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        )
+    deadline = time.monotonic() + patience
+    outcomes = []
+    for worker in workers:
+        try:
+            output, _ = worker.communicate(timeout=max(1.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            output = worker.communicate()[0] + "\nkilled: it did not end in time"
+        outcomes.append(Outcome(worker.returncode, output))
+    return outcomes
+
+
+def check(outcomes: Sequence[Outcome], dies: Sequence[int] = ()) -> None:
+    """Every process has ended well, but for those that were to die."""
+    wrong = [i for i, outcome in enumerate(outcomes) if i not in dies and outcome.status != 0]
+    report = "\n".join(f"--- process {i}: {outcome.status}\n{outcome.output}" for i, outcome in enumerate(outcomes))
+    assert not wrong, report
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,36 @@
+"""One process of a scenario: `worker.py SCENARIO PROCESS PROCESSES PORT PLATFORM DEVICES [LOCAL_DEVICE_IDS]`."""
+
+import faulthandler
+import os
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+
+def main() -> None:
+    scenario, process, processes, port, platform, devices, *own = sys.argv[1:]
+    faulthandler.dump_traceback_later(100, exit=True)
+    import jax
+
+    if platform == "cpu":
+        jax.config.update("jax_num_cpu_devices", int(devices))
+    jax.distributed.initialize(
+        f"127.0.0.1:{port}",
+        int(processes),
+        int(process),
+        local_device_ids=[int(i) for i in own[0].split(",")] if own else None,
+        initialization_timeout=60,
+    )
+    import scenarios
+
+    getattr(scenarios, scenario)()
+    print("passed", flush=True)
+    if scenario in scenarios.LEAVES_AT_ONCE:
+        # jax.distributed would wait for, or be shot down with, processes that are gone.
+        os._exit(0)
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main()
