@@ -50,6 +50,7 @@ class Execution:
         self._lock = threading.Lock()
         self._legs: dict[str, list[_Leg]] = {}  # by transport
         self._host = [i for i, t in enumerate(targets) if t.src is None]
+        self._empty = [i for i, t in enumerate(targets) if t.is_made_in_place and t.same_as == i]
         self._returned: deque[list[weakref.ref[Array]]] = deque(maxlen=_RESULTS_KNOWN)
         self._shared = [i for i, t in enumerate(targets) if t.same_as != i]
 
@@ -93,6 +94,8 @@ class Execution:
             dst = self._targets[i].dst
             reuse = into is not None and not _far({0: dst}) and not lies_elsewhere(dst)
             out[i] = _overwrite(into[i], value) if into is not None and reuse else value
+        for i in self._empty:
+            out[i] = _place_shards(np.zeros(self._targets[i].shape, self._targets[i].dtype), self._targets[i].dst)
         for i in self._shared:
             out[i] = out[self._targets[i].same_as]
         if into is not None:
@@ -169,7 +172,9 @@ class Execution:
 
 def _place_shards(value: np.ndarray, sharding: NamedSharding) -> Array:
     """A value that every process has, on devices of several: `device_put` would compare the processes' values first."""
-    shards: Array = jax.make_array_from_callback(value.shape, sharding, lambda index: value[index].copy())
+    shards: Array = jax.make_array_from_callback(
+        value.shape, sharding, lambda index: value[index].copy(), dtype=value.dtype
+    )
     return shards
 
 

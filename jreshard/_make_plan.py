@@ -118,7 +118,7 @@ def _routes(targets: Sequence[Target]) -> list[Route]:
     """The moving leaves, grouped by their pair of meshes."""
     groups: dict[Any, list[Leaf]] = {}
     for i, t in enumerate(targets):
-        if t.src is not None and t.same_as == i:
+        if t.src is not None and t.same_as == i and not t.is_made_in_place:
             leaf = Leaf(i, t.path, t.shape, t.dtype, t.src, t.dst)
             groups.setdefault((t.src.mesh, t.dst.mesh), []).append(leaf)
     return [Route(src_mesh, dst_mesh, leaves) for (src_mesh, dst_mesh), leaves in groups.items()]

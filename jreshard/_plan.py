@@ -182,9 +182,9 @@ class Plan:
         for route in self.routes:
             uses = np.bincount(route.template_of, minlength=len(route.templates))
             count += sum(
-                n * int((t.moves.src != t.moves.dst).sum()) for n, t in zip(uses, route.templates, strict=True)
+                n * int((t.moves.src != t.moves.dst).sum()) for n, t in zip(uses.tolist(), route.templates, strict=True)
             )
-        return int(count)
+        return count
 
     @property
     def nbytes(self) -> int:

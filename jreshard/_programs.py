@@ -157,7 +157,9 @@ def _auto(mesh: Any) -> Mesh:
 
 
 def _zero(mesh: Mesh) -> Array:
-    return jax.make_array_from_callback((), NamedSharding(mesh, PartitionSpec()), lambda _: np.uint32(0))
+    return jax.make_array_from_callback(
+        (), NamedSharding(mesh, PartitionSpec()), lambda _: np.uint32(0), dtype=np.uint32
+    )
 
 
 def _is_local(mesh: Mesh) -> bool:

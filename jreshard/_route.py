@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -56,6 +57,16 @@ class Target:
     src_dtype: Any
     dst: NamedSharding
     same_as: int
+
+    @property
+    def is_made_in_place(self) -> bool:
+        """Whether it is an empty array that takes no part in the programs.
+
+        Over several processes XLA crashes where it compiles custom calls on GPUs with such operands (jaxlib 0.11.2).
+        """
+        if self.src is None or 0 not in self.shape or jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
+            return False
+        return any(isinstance(s.mesh, Mesh) and not s.is_fully_addressable for s in (self.src, self.dst))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ NcclExchange::NcclExchange(CopyPlan plan, std::vector<std::string> rank_names, s
     device.ring = StagingRing::of(driver_, ordinal, schedule_.staged_bytes());
     const cuda::DeviceContext context(driver_, ordinal);
     const cuda::CurrentContext current(driver_, context.get());
-    for (cuda::Event* event : {&device.inputs, &device.outputs, &device.done}) {
+    for (cuda::Event* event : {&device.inputs, &device.unpacked, &device.copied, &device.done}) {
       cuda::check(driver_, driver_.EventCreate(event, cuda::kEventDisableTiming), "cuEventCreate");
     }
     if (plan_.sends(rank)) device.sources.resize(plan_.num_leaves());
@@ -55,7 +55,7 @@ NcclExchange::NcclExchange(CopyPlan plan, std::vector<std::string> rank_names, s
 
 NcclExchange::~NcclExchange() {
   for (auto& [rank, device] : devices_) {
-    for (cuda::Event event : {device.inputs, device.outputs, device.done}) driver_.EventDestroy(event);
+    for (cuda::Event event : {device.inputs, device.unpacked, device.copied, device.done}) driver_.EventDestroy(event);
   }
 }
 
@@ -209,15 +209,19 @@ void NcclExchange::release(int rank, cuda::Stream stream) {
 
 void NcclExchange::run_waves(Device& device, int rank, int chunk, const Targets& dst, cuda::Stream stream,
                              Clock::time_point deadline) {
+  const StagingRing& ring = *device.ring;
   record(device.inputs, stream);
-  order_after(device.ring->pack_stream(), device.inputs);
-  order_after(device.ring->unpack_stream(), device.inputs);
-  copy_locally(device, rank, chunk, dst, device.ring->unpack_stream());
+  for (cuda::Stream side : {ring.pack_stream(), ring.unpack_stream(), ring.local_stream()}) {
+    order_after(side, device.inputs);
+  }
+  copy_locally(device, rank, chunk, dst, ring.local_stream());
   for (const NcclSchedule::Wave& wave : schedule_.waves(chunk, rank)) {
     run_wave(device, rank, chunk, wave, dst, stream, deadline);
   }
-  record(device.outputs, device.ring->unpack_stream());
-  order_after(stream, device.outputs);
+  record(device.unpacked, ring.unpack_stream());
+  record(device.copied, ring.local_stream());
+  order_after(stream, device.unpacked);
+  order_after(stream, device.copied);
 }
 
 // The next wave packs, and the last one unpacks, while this one is on its way.

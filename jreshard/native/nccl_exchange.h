@@ -52,8 +52,9 @@ class NcclExchange : public GpuExchange {
   // A local rank's device, and what the open call has to do on it.
   struct Device {
     std::shared_ptr<StagingRing> ring;
-    cuda::Event inputs = nullptr;      // the program has come to its call
-    cuda::Event outputs = nullptr;     // what the side streams do for the call is done
+    cuda::Event inputs = nullptr;    // the program has come to its chunk
+    cuda::Event unpacked = nullptr;  // what the side streams do for the chunk is done
+    cuda::Event copied = nullptr;
     cuda::Event done = nullptr;        // after the last launch so far
     std::vector<const void*> sources;  // [leaf], where the rank sends
     int launches_left = 0;             // launches that enqueue something, and have not yet

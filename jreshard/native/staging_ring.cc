@@ -18,7 +18,7 @@ std::shared_ptr<StagingRing> StagingRing::of(const cuda::Driver& driver, int ord
 StagingRing::StagingRing(const cuda::Driver& driver, int ordinal)
     : driver_(driver), ordinal_(ordinal), context_(driver, ordinal) {
   const cuda::CurrentContext current(driver_, context_.get());
-  for (cuda::Stream* stream : {&pack_, &unpack_}) {
+  for (cuda::Stream* stream : {&pack_, &unpack_, &local_}) {
     cuda::check(driver_, driver_.StreamCreate(stream, cuda::kStreamNonBlocking), "cuStreamCreate");
   }
   for (Slot* slot : {&out_[0], &out_[1], &in_[0], &in_[1]}) {
@@ -35,8 +35,7 @@ StagingRing::~StagingRing() {
     driver_.EventDestroy(slot->filled);
     driver_.EventDestroy(slot->emptied);
   }
-  driver_.StreamDestroy(pack_);
-  driver_.StreamDestroy(unpack_);
+  for (cuda::Stream stream : {pack_, unpack_, local_}) driver_.StreamDestroy(stream);
 }
 
 void StagingRing::grow(int64_t bytes) {

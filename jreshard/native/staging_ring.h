@@ -40,6 +40,8 @@ class StagingRing {
   }
   cuda::Stream pack_stream() const { return pack_; }
   cuda::Stream unpack_stream() const { return unpack_; }
+  // For copies within the device, which need no slot and can go on beside the others.
+  cuda::Stream local_stream() const { return local_; }
 
  private:
   void grow(int64_t bytes);
@@ -50,7 +52,7 @@ class StagingRing {
   int64_t bytes_ = 0;
   bool turn_ = false;
   Slot out_[2], in_[2];
-  cuda::Stream pack_ = nullptr, unpack_ = nullptr;
+  cuda::Stream pack_ = nullptr, unpack_ = nullptr, local_ = nullptr;
 };
 
 }  // namespace jreshard

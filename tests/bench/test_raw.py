@@ -1,0 +1,109 @@
+"""The copy engine, send/recv and matrix products, with stand-ins for the libraries that they call."""
+
+import io
+import time
+from typing import Any
+
+import jax
+import pytest
+from fake_gpu import FakeCublas, FakeDriver, FakeNccl
+
+from jreshard._driver import Driver
+from jreshard._nccl import Nccl
+from jreshard.bench import ceilings, context, gemm, slowdown
+from jreshard.bench.context import Context
+from jreshard.bench.gpu import Gpu, within
+from jreshard.bench.peers import Peers
+
+SCALE, ROUNDS = 1e-5, 3
+GPU_CEILINGS = [ceilings.COPY_ENGINE, ceilings.BOTH_WAYS, ceilings.SEND_RECV]
+
+
+def make_context(driver: FakeDriver, transports: tuple[str, ...] = (), timeout: float = 5) -> Context:
+    """Two CPU devices, whose memory the stand-ins take for that of two GPUs."""
+    gpus = {rank: Gpu(Driver(driver), rank) for rank in range(2)}
+    peers = Peers(1, io.StringIO(), io.StringIO())
+    return Context(jax.devices("cpu")[:2], gpus, peers, ROUNDS, transports, timeout)
+
+
+def use_nccl(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
+    monkeypatch.setattr(context._nccl, "find", lambda: Nccl("libnccl.so.2", (2, 28, 9), True))
+    monkeypatch.setattr(context, "open_nccl", lambda path: library)
+
+
+def measure(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, nccl: FakeNccl, timeout: float = 5) -> dict[str, Any]:
+    monkeypatch.setattr(ceilings, "names", lambda platform, processes: GPU_CEILINGS)
+    use_nccl(monkeypatch, nccl)
+    return ceilings.run(make_context(driver, timeout=timeout), "ceilings", SCALE, [])["contenders"]
+
+
+def test_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    found = measure(monkeypatch, driver, FakeNccl())
+    assert list(found) == GPU_CEILINGS
+    for name in GPU_CEILINGS:
+        assert len(found[name]["ready_s"]) == ROUNDS, found[name]
+        assert all(seconds > 0 for seconds in found[name]["ready_s"])
+    assert not any(driver.contexts.values()), "every context was given back"
+
+
+def test_a_copy_that_loses_bytes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measure(monkeypatch, FakeDriver(loses=True), FakeNccl())
+    for name in (ceilings.COPY_ENGINE, ceilings.BOTH_WAYS):
+        assert found[name]["error"] == "RuntimeError: wrong bytes arrived"
+    assert "ready_s" in found[ceilings.SEND_RECV]
+
+
+def test_what_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    nccl = FakeNccl()
+    found = measure(monkeypatch, FakeDriver(stuck=True), nccl, timeout=0.2)
+    for name in GPU_CEILINGS:
+        assert "TimeoutError: GPU" in found[name]["error"]
+    assert nccl.aborted == [50, 51]
+
+
+def test_a_communicator_that_is_never_there_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measure(monkeypatch, FakeDriver(), FakeNccl(hangs=True), timeout=0.2)
+    assert found[ceilings.SEND_RECV]["error"] == (
+        "TimeoutError: making the NCCL communicator has not ended after 0 s"
+    )
+    assert "ready_s" in found[ceilings.COPY_ENGINE]
+
+
+def test_a_failure_of_nccl_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measure(monkeypatch, FakeDriver(), FakeNccl(fails="recv"))
+    assert found[ceilings.SEND_RECV]["error"] == "RuntimeError: ncclRecv failed: unhandled system error (5)"
+
+
+def test_the_memory_copy_of_cpus() -> None:
+    found = ceilings.run(make_context(FakeDriver()), "ceilings", SCALE, [])
+    assert found["bytes"] == pytest.approx(SCALE * (8 << 30), rel=0.3)
+    assert len(found["contenders"][ceilings.MEMORY_COPY]["ready_s"]) == ROUNDS
+
+
+def test_skipped_ceilings_are_left_out() -> None:
+    assert ceilings.run(make_context(FakeDriver()), "ceilings", SCALE, [ceilings.MEMORY_COPY])["contenders"] == {}
+
+
+def test_products_beside_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    cublas = FakeCublas()
+    monkeypatch.setattr(slowdown, "open_cublas", lambda device: cublas)
+    monkeypatch.setattr(gemm, "_SIDE", 16)
+    use_nccl(monkeypatch, FakeNccl())
+    driver = FakeDriver()
+    found = slowdown.run(make_context(driver, ("host", "nccl")), "slowdown", SCALE, [])["contenders"]
+    for name in ("alone", "copy engine", "send/recv", "host into"):
+        assert len(found[name]["ready_s"]) == ROUNDS
+        assert all(moves >= 1 for moves in found[name]["moves"])
+    assert found["nccl into"]["refused"]
+    # Each of the four was tried once before, and the transport that refuses never got as far.
+    assert list(cublas.products.values()) == [4 * (ROUNDS + 1) * gemm._COUNT] * 2
+    assert not any(driver.contexts.values())
+
+
+def test_within() -> None:
+    assert within(5, "adding", lambda: 1 + 1) == 2
+    with pytest.raises(TimeoutError, match="sleeping has not ended after 0 s"):
+        within(0.05, "sleeping", lambda: time.sleep(1))
+    with pytest.raises(ZeroDivisionError):
+        within(5, "dividing", lambda: 1 // 0)
