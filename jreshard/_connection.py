@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jreshard import _links
 from jreshard import _nccl as nccl
 from jreshard._communicator import Communicator, communicator_over, join, unique_id
 from jreshard._deadline import Deadline
@@ -18,7 +19,7 @@ _STAGING_MIB, _MOST_STAGING_MIB = 128, 64 << 10
 
 
 class PullConnection:
-    """For transports by which destinations read the sources: `host`, and `p2p` in one process.
+    """For the transports by which destinations read the sources: `host`, and `p2p` in one process.
 
     Args:
         route: what moves.
@@ -32,8 +33,11 @@ class PullConnection:
 
     def meet(self, what: str, deadline: Deadline) -> tuple[Exchange, int]:
         """The exchange and the number of the next call, when all processes are about to do `what`."""
-        proposals = self._party.agree(what, Exchange.next_call(), deadline)
-        return self._exchange, max(proposals.values())
+        if self._party.alone:
+            return self._exchange, Exchange.next_call()
+        answers = self._party.agree(what, {"call": Exchange.next_call(), **_links.facts()}, deadline)
+        _links.mend(self._party, answers, deadline)
+        return self._exchange, max(answer["call"] for answer in answers.values())
 
     def close(self) -> None:
         """Forgets the exchange."""

@@ -24,7 +24,7 @@ class FakeDriver:
         self.stuck, self.loses = stuck, loses
         self.contexts: dict[int, list[int]] = {}
         self.events: dict[int, float] = {}
-        self.queries = 0
+        self.work: dict[int, int] = {}  # how often a stream is still asked in vain
         self.made = 0
 
     def current(self) -> list[int]:
@@ -49,8 +49,9 @@ class FakeDriver:
         return put(stream, self.current()[-1] * 1000 + self.made)
 
     def cuStreamQuery(self, stream: Any) -> int:
-        self.queries += 1
-        return 600 if self.stuck or self.queries % 3 else 0
+        left = self.work.get(stream.value, 0)
+        self.work[stream.value] = max(0, left - 1)
+        return 600 if self.stuck or left else 0
 
     def cuEventCreate(self, event: Any, flags: int) -> int:
         self.made += 1
@@ -59,6 +60,7 @@ class FakeDriver:
     def cuEventRecord(self, event: Any, stream: Any) -> int:
         assert stream.value // 1000 == self.current()[-1], "the stream is of another context"
         self.events[event.value] = time.perf_counter()
+        self.work[stream.value] = 2
         return 0
 
     def cuEventElapsedTime(self, milliseconds: Any, start: Any, end: Any) -> int:
