@@ -7,6 +7,7 @@ version, and the handlers are all that XLA calls.
 import atexit
 import ctypes
 import itertools
+import socket
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -40,8 +41,8 @@ def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(found[0]))
     lib.jreshard_open.restype = ctypes.c_bool
     lib.jreshard_open.argtypes = [
-        ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p,
-        ctypes.c_char_p, ctypes.c_size_t,
+        ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p,
+        ctypes.c_int32, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t,
     ]  # fmt: skip
     lib.jreshard_close.restype = None
     lib.jreshard_close.argtypes = [ctypes.c_int64]
@@ -51,6 +52,12 @@ def library() -> ctypes.CDLL:
     lib.jreshard_release_now.argtypes = [ctypes.c_int64, ctypes.c_uint32]
     lib.jreshard_abort.restype = None
     lib.jreshard_abort.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_char_p]
+    lib.jreshard_connect.restype = ctypes.c_bool
+    lib.jreshard_connect.argtypes = [
+        ctypes.c_int32, ctypes.c_int32, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t,
+    ]  # fmt: skip
+    lib.jreshard_disconnect.restype = ctypes.c_bool
+    lib.jreshard_disconnect.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_char_p, ctypes.c_size_t]
     lib.jreshard_drain.restype = None
     lib.jreshard_drain.argtypes = [ctypes.c_double]
     # Calls that are under way when Python ends must not outlive the memory that the backend frees.
@@ -63,6 +70,34 @@ def library() -> ctypes.CDLL:
     return lib
 
 
+def connect_process(process: int, link: socket.socket, name: str) -> None:
+    """Links this process with another of the same user on this machine, whose arrays are then read directly.
+
+    Both sides do this, each with its end of the connection; nothing is sent before either has. Without a link to a
+    process that a transfer needs, the transfer fails; so it does when the link breaks.
+
+    Args:
+        process: the other's number (`jax.process_index()` there).
+        link: a connected Unix stream socket. It is duplicated, and may be closed afterwards.
+        name: how errors call the other process.
+
+    Raises:
+        RuntimeError: the socket cannot serve, or the process is linked already.
+    """
+    error = ctypes.create_string_buffer(_ERROR_BYTES)
+    if not library().jreshard_connect(
+        jax.process_index(), process, link.fileno(), name.encode(), error, _ERROR_BYTES
+    ):  # fmt: skip
+        raise RuntimeError(f"jreshard: {error.value.decode()}")
+
+
+def disconnect_process(process: int) -> None:
+    """Ends the link with another process, if there is one; transfers under way that need it fail."""
+    error = ctypes.create_string_buffer(_ERROR_BYTES)
+    if not library().jreshard_disconnect(jax.process_index(), process, error, _ERROR_BYTES):
+        raise RuntimeError(f"jreshard: {error.value.decode()}")
+
+
 class ExchangeBroken(RuntimeError):
     """An exchange that takes no more calls."""
 
@@ -73,7 +108,7 @@ class Exchange:
     Args:
         key: what the compiled programs carry as their attribute; equal tables may share a key.
         table: the words of `plan_words`.
-        devices: the device of each rank.
+        devices: the device of each rank; those of other processes too.
     """
 
     def __init__(self, key: int, table: np.ndarray, devices: Sequence[jax.Device]) -> None:
@@ -82,20 +117,28 @@ class Exchange:
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         names = "\n".join(map(str, devices)).encode()
         gpu = devices[0].platform == "gpu"
-        ordinals = np.array([device.local_hardware_id for device in devices], np.int32)
+        this = jax.process_index()
+        processes = np.array([device.process_index for device in devices], np.int32)
+        ordinals = np.array([d.local_hardware_id if d.process_index == this else -1 for d in devices], np.int32)
         table = np.ascontiguousarray(table, np.int64)
         if not self._lib.jreshard_open(
-            key, gpu, table.ctypes.data, table.size, ordinals.ctypes.data, names, error, _ERROR_BYTES
-        ):
+            key, gpu, table.ctypes.data, table.size, ordinals.ctypes.data, processes.ctypes.data, this, names, error,
+            _ERROR_BYTES,
+        ):  # fmt: skip
             raise RuntimeError(f"jreshard: {error.value.decode()}")
 
-    def begin(self, timeout: float) -> int:
+    def begin(self, timeout: float, call: int | None = None) -> int:
         """Opens a call that fails by itself after `timeout` seconds, and returns its id.
+
+        Args:
+            timeout: seconds.
+            call: the id, where other processes take part: one that all of them use for this call, and for no other
+                of this exchange. Must be given then.
 
         Raises:
             ExchangeBroken: an earlier call failed in a way that leaves this exchange unusable.
         """
-        call = next(_call_ids) % 2**32
+        call = (next(_call_ids) if call is None else call) % 2**32
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         if not self._lib.jreshard_begin(self.key, call, min(timeout, _LONGEST_SECONDS), error, _ERROR_BYTES):
             raise ExchangeBroken(f"jreshard: {error.value.decode()}")
