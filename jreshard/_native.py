@@ -7,6 +7,7 @@ version, and the handlers are all that XLA calls.
 import atexit
 import ctypes
 import itertools
+import socket
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -40,8 +41,8 @@ def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(found[0]))
     lib.jreshard_open.restype = ctypes.c_bool
     lib.jreshard_open.argtypes = [
-        ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p,
-        ctypes.c_char_p, ctypes.c_size_t,
+        ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p,
+        ctypes.c_int32, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t,
     ]  # fmt: skip
     lib.jreshard_open_nccl.restype = ctypes.c_bool
     lib.jreshard_open_nccl.argtypes = [
@@ -58,6 +59,14 @@ def library() -> ctypes.CDLL:
     lib.jreshard_wait.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]
     lib.jreshard_abort.restype = None
     lib.jreshard_abort.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_char_p]
+    lib.jreshard_connect.restype = ctypes.c_bool
+    lib.jreshard_connect.argtypes = [
+        ctypes.c_int32, ctypes.c_int32, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t,
+    ]  # fmt: skip
+    lib.jreshard_connected.restype = ctypes.c_bool
+    lib.jreshard_connected.argtypes = [ctypes.c_int32, ctypes.c_int32]
+    lib.jreshard_disconnect.restype = ctypes.c_bool
+    lib.jreshard_disconnect.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_char_p, ctypes.c_size_t]
     lib.jreshard_drain.restype = None
     lib.jreshard_drain.argtypes = [ctypes.c_double]
     lib.jreshard_nccl_unique_id.restype = ctypes.c_bool
@@ -85,6 +94,39 @@ def library() -> ctypes.CDLL:
     return lib
 
 
+def connect_process(process: int, link: socket.socket, name: str) -> None:
+    """Links this process with another of the same user on this machine, whose arrays are then read directly.
+
+    Both sides do this, each with its end of the connection; nothing is sent before either has. Without a link to a
+    process that a transfer needs, the transfer fails; so it does when the link breaks.
+
+    Args:
+        process: the other's number (`jax.process_index()` there).
+        link: a connected Unix stream socket. It is duplicated, and may be closed afterwards.
+        name: how errors call the other process.
+
+    Raises:
+        RuntimeError: the socket cannot serve, or the process is linked already.
+    """
+    error = ctypes.create_string_buffer(ERROR_BYTES)
+    if not library().jreshard_connect(
+        jax.process_index(), process, link.fileno(), name.encode(), error, ERROR_BYTES
+    ):  # fmt: skip
+        raise RuntimeError(f"jreshard: {error.value.decode()}")
+
+
+def disconnect_process(process: int) -> None:
+    """Ends the link with another process, if there is one; transfers under way that need it fail."""
+    error = ctypes.create_string_buffer(ERROR_BYTES)
+    if not library().jreshard_disconnect(jax.process_index(), process, error, ERROR_BYTES):
+        raise RuntimeError(f"jreshard: {error.value.decode()}")
+
+
+def is_connected(process: int) -> bool:
+    """Whether there is a link with another process."""
+    return bool(library().jreshard_connected(jax.process_index(), process))
+
+
 class TransferError(RuntimeError):
     """A transfer that was under way and failed; its result is not there."""
 
@@ -94,9 +136,13 @@ class ExchangeBroken(RuntimeError):
 
 
 def ordinals_of(devices: Sequence[jax.Device]) -> np.ndarray:
-    """`int32[devices]`: the ordinal of each device in this process, -1 for those of other processes."""
+    """`int32[devices]`: what handlers are told of each device of this process; -1 for those of other processes.
+
+    For GPUs the ordinal within the process, for CPU devices the id among all.
+    """
     mine = jax.process_index()
-    return np.array([d.local_hardware_id if d.process_index == mine else -1 for d in devices], np.int32)
+    told = [d.local_hardware_id if d.platform == "gpu" else d.id for d in devices]
+    return np.array([t if d.process_index == mine else -1 for t, d in zip(told, devices, strict=True)], np.int32)
 
 
 class Exchange:
@@ -105,7 +151,7 @@ class Exchange:
     Args:
         key: what the compiled programs carry as their attribute; equal tables may share a key.
         table: the words of `plan_words`.
-        devices: the device of each rank.
+        devices: the device of each rank; those of other processes too.
         nccl: the handle of an NCCL communicator over these devices, which may be of several processes, and how many
             bytes one wave may stage.
     """
@@ -124,7 +170,11 @@ class Exchange:
             opened = self._lib.jreshard_open_nccl(key, *words, ordinals.ctypes.data, names, *nccl, error, ERROR_BYTES)
         else:
             gpu = devices[0].platform == "gpu"
-            opened = self._lib.jreshard_open(key, gpu, *words, ordinals.ctypes.data, names, error, ERROR_BYTES)
+            processes = np.array([device.process_index for device in devices], np.int32)
+            opened = self._lib.jreshard_open(
+                key, gpu, *words, ordinals.ctypes.data, processes.ctypes.data, jax.process_index(), names, error,
+                ERROR_BYTES,
+            )  # fmt: skip
         if not opened:
             raise RuntimeError(f"jreshard: {error.value.decode()}")
 
@@ -135,6 +185,10 @@ class Exchange:
 
     def begin(self, call: int, timeout: float) -> None:
         """Opens a call that fails by itself after `timeout` seconds.
+
+        Args:
+            call: its number, the same in all processes that take part, and used for no other call of this exchange.
+            timeout: seconds.
 
         Raises:
             ExchangeBroken: an earlier call failed in a way that leaves this exchange unusable.

@@ -16,12 +16,15 @@ class Moves:
         dst: `int64[moves]`, the rank that is written.
         start: `int64[moves, ndim]`.
         stop: `int64[moves, ndim]`.
+        phase: `int64[moves]`: 0 reads the source array; k >= 1 reads the destination array of rank `src`, where moves
+            of earlier phases have written.
     """
 
     src: np.ndarray
     dst: np.ndarray
     start: np.ndarray
     stop: np.ndarray
+    phase: np.ndarray
 
     def __len__(self) -> int:
         return len(self.src)
@@ -51,7 +54,7 @@ def plan_moves(src: Layout, dst: Layout, src_ranks: np.ndarray, dst_ranks: np.nd
     overlap, reader = _readers(dst_box, dst.box_of)
     readers = dst_ranks[reader]
     sources = _choose_sources(src_box[overlap], readers, src.box_of, src_ranks, rotation)
-    return Moves(sources, readers, start[overlap], stop[overlap])
+    return Moves(sources, readers, start[overlap], stop[overlap], np.zeros(len(readers), np.int64))
 
 
 def _dim_overlaps(size: int, src_parts: int, dst_parts: int) -> np.ndarray:

@@ -59,26 +59,33 @@ def copy_words(
 ) -> np.ndarray | None:
     """The moves of one leaf as words for the native core, or `None` where bytes cannot express them.
 
-    Each copy is: source rank, destination rank, source offset, destination offset, run, number of dims, then extent,
-    source stride and destination stride of each dim, outermost first. Offsets, runs and strides are in bytes.
+    Each copy is: source rank, destination rank, phase, source offset, destination offset, run, number of dims, then
+    extent, source stride and destination stride of each dim, outermost first. Offsets, runs and strides are in bytes.
+    In phases after the first, the source is what the source rank has received: it lies as the destination does.
     """
-    src_offset = _offsets(moves.start, src, src_ranks, moves.src) * bits
+    forwarded = moves.phase > 0
+    src_offset = np.zeros(len(moves), np.int64)
+    for of, layout, ranks in ((~forwarded, src, src_ranks), (forwarded, dst, dst_ranks)):
+        src_offset[of] = _offsets(moves.start[of], layout, ranks, moves.src[of]) * bits
     dst_offset = _offsets(moves.start, dst, dst_ranks, moves.dst) * bits
     if (src_offset % 8).any() or (dst_offset % 8).any():
         return None
-    extents = moves.stop - moves.start
-    kinds, kind_of = np.unique(extents, axis=0, return_inverse=True)
-    copies = [strided_copy(kind.tolist(), src.shard_shape, dst.shard_shape, bits) for kind in kinds]
+    boxes = np.column_stack([moves.stop - moves.start, forwarded])
+    kinds, kind_of = np.unique(boxes, axis=0, return_inverse=True)
+    copies = [
+        strided_copy(extents, dst.shard_shape if forwarded else src.shard_shape, dst.shard_shape, bits)
+        for *extents, forwarded in kinds.tolist()
+    ]
     words: list[int] = [len(moves)]
     rows = zip(
-        moves.src.tolist(), moves.dst.tolist(), (src_offset // 8).tolist(), (dst_offset // 8).tolist(),
-        kind_of.reshape(-1).tolist(), strict=True,
+        moves.src.tolist(), moves.dst.tolist(), moves.phase.tolist(), (src_offset // 8).tolist(),
+        (dst_offset // 8).tolist(), kind_of.reshape(-1).tolist(), strict=True,
     )  # fmt: skip
-    for src_rank, dst_rank, src_at, dst_at, kind in rows:
+    for src_rank, dst_rank, phase, src_at, dst_at, kind in rows:
         copy = copies[kind]
         if copy is None:
             return None
-        words += (src_rank, dst_rank, src_at, dst_at, copy.run, len(copy.dims))
+        words += (src_rank, dst_rank, phase, src_at, dst_at, copy.run, len(copy.dims))
         for dim in copy.dims:
             words += dim
     return np.array(words, np.int64)

@@ -5,17 +5,24 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from jreshard import _nccl
 
 COMPILER = shutil.which("cc") or shutil.which("c++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 
-FIND = """
-import ctypes, json, sys
+#: Loads the module alone, since importing the package takes seconds.
+FIND = f"""
+import ctypes, importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("_nccl", {_nccl.__file__!r})
+_nccl = sys.modules["_nccl"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(_nccl)
 for path in json.loads(sys.argv[1]):
     ctypes.CDLL(path)
-from jreshard import _nccl
+prepare(_nccl)
 try:
     found = _nccl.find()
     print(json.dumps([found.path, found.version, found.loaded]))
@@ -34,13 +41,19 @@ def build(folder: Path, version: int, soname: str = "libnccl.so.2", symbol: str 
     return str(library)
 
 
-def find(*loaded: str, site: Path | None = None) -> list[object]:
-    """What a fresh process finds that has loaded these libraries; `site` stands for the installed packages."""
-    code = FIND if site is None else f"import sys; sys.path.insert(0, {str(site)!r})\n{FIND}"
+def find(*loaded: str, site: Path | None = None, prepare: str = "pass") -> list[Any]:
+    """What a fresh process finds that has loaded these libraries.
+
+    Args:
+        loaded: their files.
+        site: stands for the folder of installed packages.
+        prepare: a statement that runs before; `_nccl` is the module.
+    """
+    code = f"import sys\nsys.path.insert(0, {str(site)!r})\ndef prepare(_nccl): {prepare}\n{FIND}"
     command = [sys.executable, "-c", code, json.dumps(loaded)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    out: list[object] = json.loads(done.stdout)
+    out: list[Any] = json.loads(done.stdout)
     return out
 
 
@@ -76,15 +89,14 @@ def test_an_old_one_is_refused(tmp_path: Path, code: int, text: str) -> None:
     loaded = build(tmp_path / "old", code)
     kind, message = find(loaded)
     assert kind == "NcclUnavailable"
-    assert str(message).startswith(f"NCCL {text} at {loaded} is too old: 2.27.7 or newer is needed")
+    assert message.startswith(f"NCCL {text} at {loaded} is too old: 2.27.7 or newer is needed")
 
 
 def test_a_replaced_file_is_refused(tmp_path: Path) -> None:
     loaded = build(tmp_path / "gone", 22809)
-    code = FIND.replace("from jreshard", f"import os; os.remove({loaded!r})\nfrom jreshard")
-    command = [sys.executable, "-c", code, json.dumps([loaded])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "was replaced on disk" in done.stdout
+    kind, message = find(loaded, prepare=f"import os; os.remove({loaded!r})")
+    assert kind == "NcclUnavailable"
+    assert message == f"the process's copy of NCCL was replaced on disk: {loaded} (deleted); start the process anew"
 
 
 def test_what_is_no_nccl_is_refused(tmp_path: Path) -> None:
@@ -93,9 +105,6 @@ def test_what_is_no_nccl_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_one_says_what_to_install() -> None:
-    hide = "import sys; sys.modules['nvidia.nccl'] = None; from jreshard import _nccl; _nccl.SONAME = 'libnccl-none.so'"
-    command = [sys.executable, "-c", f"{hide}\n{FIND}", "[]"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    kind, message = json.loads(done.stdout)
+    kind, message = find(prepare="sys.modules['nvidia.nccl'] = None; _nccl.SONAME = 'libnccl-none.so'")
     assert kind == "NcclUnavailable"
     assert 'pip install "jreshard[cuda13]"' in message

@@ -90,7 +90,7 @@ def _check(context: Context, name: str, ways: Sequence[Buffers]) -> tuple[Callab
             way.check()
     except (RuntimeError, OSError) as error:
         return None, failure(error)
-    return call, {"first_s": seconds}
+    return call, {"tried_s": seconds}
 
 
 def _ceiling(context: Context, name: str, ways: Sequence[Buffers]) -> Callable[[], float]:

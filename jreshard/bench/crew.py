@@ -17,7 +17,7 @@ from typing import IO, Any
 from jreshard.bench.config import Config
 
 _COMMAND = (sys.executable, "-m", "jreshard.bench.worker")
-_START_DELAY = 0.002  # from the last process's arrival to the moment that all share
+_START_DELAY = 0.003  # from the last process's arrival to the moment that all share
 _END_SECONDS = 30
 _TAIL_CHARACTERS = 2000
 _CHUNK = 1 << 16

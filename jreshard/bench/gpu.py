@@ -78,7 +78,8 @@ class Gpu:
                 raise TimeoutError(f"GPU {self.ordinal} has not finished after {timeout:.0f} s")
             time.sleep(_POLL_SECONDS)
         milliseconds = ctypes.c_float()
-        self.driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), *self._events)
+        with self.current():
+            self.driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), *self._events)
         return milliseconds.value / 1e3
 
 

@@ -41,7 +41,8 @@ def save_plot(runs: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> 
     axes.invert_yaxis()
     axes.set_xlabel("GB/s in the busiest direction")
     axes.set_title(title)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.08), ncols=4, fontsize=8)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.08), ncols=4, fontsize=8)
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, format="png", dpi=120)
 

@@ -81,7 +81,7 @@ def _case(unit: Mapping[str, Any], references: Mapping[str, float]) -> dict[str,
     out = dict(unit) | {"ideal_s": ideal, "contenders": {}}
     medians = {n: statistics.median(c["ready_s"]) for n, c in unit["contenders"].items() if "ready_s" in c}
     for name, found in unit["contenders"].items():
-        out["contenders"][name] = kept = {k: v for k, v in found.items() if k not in ("ready_s", "returned_s")}
+        out["contenders"][name] = kept = {k: v for k, v in found.items() if k not in ("ready_s", "returned_s", "tried_s")}
         if name not in medians:
             continue
         kept |= spread(found["ready_s"])

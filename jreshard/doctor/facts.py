@@ -62,8 +62,7 @@ class Facts:
         hosts: the host of each process, where known.
         devices: JAX's devices, those of other processes too.
         links: between devices of this process, by their places in `devices`, the lower first.
-        refusals: for such pairs, and for pairs with one device of another process, what this version of jreshard says to
-            a transport that it does not offer between them.
+        refusals: for pairs as `pairs_of` gives them, and transports that jreshard does not offer between them, why not.
         jax_fault: why JAX has no devices.
         driver_fault: why the CUDA driver cannot be asked.
         unused_gpus: GPUs that the driver has and JAX does not use.

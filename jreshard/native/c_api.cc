@@ -1,4 +1,7 @@
 // What Python calls through ctypes. Errors come back as text in `error` (truncated to fit); no exception passes.
+#include <fcntl.h>
+
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -56,12 +59,35 @@ const cuda::Driver& needed_driver() {
   return *driver;
 }
 
-std::shared_ptr<Opened> open(bool gpu, CopyPlan plan, std::vector<std::string> rank_names) {
+// The links to other processes: one set for all exchanges. `self` is this process's number, always the same.
+std::shared_ptr<Peers> peers(int self) {
+  static std::mutex* const mutex = new std::mutex;
+  static auto* const made = new std::shared_ptr<Peers>;
+  std::lock_guard<std::mutex> lock(*mutex);
+  if (!*made) *made = std::make_shared<Peers>(self);
+  if ((*made)->self() != self) {
+    throw std::invalid_argument("this is process " + std::to_string((*made)->self()) + ", not process " +
+                                std::to_string(self));
+  }
+  return *made;
+}
+
+// Links are needed only where a rank lives elsewhere.
+Placement place(int64_t key, const int32_t* processes, int ranks, int self) {
+  Placement placement{key, {processes, processes + ranks}, nullptr};
+  for (int process : placement.process_of) {
+    if (process != self) placement.peers = peers(self);
+  }
+  return placement;
+}
+
+std::shared_ptr<Opened> open(bool gpu, CopyPlan plan, std::vector<std::string> rank_names, Placement placement) {
   auto opened = std::make_shared<Opened>();
   if (!gpu) {
-    opened->host = std::make_shared<HostExchange>(std::move(plan), std::move(rank_names));
+    opened->host = std::make_shared<HostExchange>(std::move(plan), std::move(rank_names), std::move(placement));
     return opened;
   }
+  if (placement.peers) throw std::runtime_error("GPUs of other processes cannot be reached by their streams");
   opened->gpu = std::make_shared<StreamExchange>(std::move(plan), std::move(rank_names), needed_driver());
   return opened;
 }
@@ -95,16 +121,21 @@ std::shared_ptr<const Opened> find_opened(int64_t key) {
 
 }  // namespace jreshard
 
-// Opens the exchange `key`, or counts one more user of it. `ordinals` has each rank's device ordinal in this process;
-// `gpu` tells on which kind of devices. Returns false and writes `error` where that cannot be.
+// Opens the exchange `key`, or counts one more user of it. `processes` has the process of each rank, of which `self` is
+// this one; `ordinals` the device ordinal in this process of each rank that lives here. `gpu` tells on which kind of
+// devices. Returns false and writes `error` where that cannot be.
 JRESHARD_EXPORT bool jreshard_open(int64_t key, bool gpu, const int64_t* table, size_t words, const int32_t* ordinals,
-                                   const char* rank_names, char* error, size_t capacity) {
+                                   const int32_t* processes, int32_t self, const char* rank_names, char* error,
+                                   size_t capacity) {
   return jreshard::guarded(error, capacity, [&] {
     jreshard::open_once(key, [&] {
       jreshard::CopyPlan plan(table, words);
       std::map<int32_t, int> ranks;
-      for (int rank = 0; rank < plan.num_ranks(); ++rank) ranks[ordinals[rank]] = rank;
-      auto opened = jreshard::open(gpu, std::move(plan), jreshard::split_lines(rank_names));
+      for (int rank = 0; rank < plan.num_ranks(); ++rank) {
+        if (processes[rank] == self) ranks[ordinals[rank]] = rank;
+      }
+      auto placement = jreshard::place(key, processes, plan.num_ranks(), self);
+      auto opened = jreshard::open(gpu, std::move(plan), jreshard::split_lines(rank_names), std::move(placement));
       opened->rank_by_ordinal = std::move(ranks);
       return opened;
     });
@@ -162,6 +193,29 @@ JRESHARD_EXPORT bool jreshard_wait(int64_t key, uint32_t call, char* error, size
 
 JRESHARD_EXPORT void jreshard_abort(int64_t key, uint32_t call, const char* reason) {
   if (auto opened = jreshard::find_opened(key)) opened->calls().abort(call, reason);
+}
+
+// Links this process, number `self`, with another one on this machine, by a connected Unix stream socket. The
+// descriptor is duplicated. `name` is how errors call the other. Returns false and writes `error` where that cannot be.
+JRESHARD_EXPORT bool jreshard_connect(int32_t self, int32_t process, int fd, const char* name, char* error,
+                                      size_t capacity) {
+  return jreshard::guarded(error, capacity, [&] {
+    jreshard::Descriptor socket(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (!socket) throw std::runtime_error(std::string("the socket cannot be used: ") + std::strerror(errno));
+    jreshard::peers(self)->connect(process, std::move(socket), name);
+  });
+}
+
+JRESHARD_EXPORT bool jreshard_connected(int32_t self, int32_t process) {
+  char error[1];
+  bool connected = false;
+  jreshard::guarded(error, sizeof(error), [&] { connected = jreshard::peers(self)->connected(process); });
+  return connected;
+}
+
+// Transfers under way that need the other process fail. Does nothing where it is not linked.
+JRESHARD_EXPORT bool jreshard_disconnect(int32_t self, int32_t process, char* error, size_t capacity) {
+  return jreshard::guarded(error, capacity, [&] { jreshard::peers(self)->disconnect(process); });
 }
 
 // Waits for every call to end, at most `timeout_s`, and fails those that have not.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 #include <stdexcept>
+#include <tuple>
 
 namespace jreshard {
 namespace {
@@ -30,11 +31,13 @@ class Reader {
 };
 
 constexpr int64_t kMax = int64_t{1} << 62;
+constexpr int64_t kMaxPhases = 16;
 
 Copy read_copy(Reader& in, int64_t num_ranks) {
   Copy copy;
   copy.src_rank = static_cast<int32_t>(in.word_in(0, num_ranks, "source rank"));
   copy.dst_rank = static_cast<int32_t>(in.word_in(0, num_ranks, "destination rank"));
+  copy.phase = static_cast<int32_t>(in.word_in(0, kMaxPhases, "phase"));
   copy.src_offset = in.word_in(0, kMax, "source offset");
   copy.dst_offset = in.word_in(0, kMax, "destination offset");
   copy.run = in.word_in(1, kMax, "run length");
@@ -67,35 +70,55 @@ CopyPlan::CopyPlan(const int64_t* table, size_t words) {
   templates_.resize(templates);
   for (auto& copies : templates_) {
     copies.resize(in.word_in(0, static_cast<int64_t>(in.left()) + 1, "number of copies"));
-    for (Copy& copy : copies) copy = read_copy(in, ranks);
-    std::stable_sort(copies.begin(), copies.end(),
-                     [](const Copy& a, const Copy& b) { return a.dst_rank < b.dst_rank; });
+    for (Copy& copy : copies) {
+      copy = read_copy(in, ranks);
+      check_roles(copy);
+      num_phases_ = std::max(num_phases_, copy.phase + 1);
+    }
+    std::stable_sort(copies.begin(), copies.end(), [](const Copy& a, const Copy& b) {
+      return std::tie(a.dst_rank, a.phase) < std::tie(b.dst_rank, b.phase);
+    });
   }
   if (in.left()) throw std::invalid_argument("the table of copies has words left over");
   index_sources();
 }
 
-CopyPlan::Span CopyPlan::copies(int leaf, int dst_rank) const {
+void CopyPlan::check_roles(const Copy& copy) const {
+  if (copy.phase == 0 ? !sends_[copy.src_rank] : !receives_[copy.src_rank]) {
+    throw std::invalid_argument("the table of copies reads from rank " + std::to_string(copy.src_rank) +
+                                ", which has nothing to read in phase " + std::to_string(copy.phase));
+  }
+  if (!receives_[copy.dst_rank]) {
+    throw std::invalid_argument("the table of copies writes to rank " + std::to_string(copy.dst_rank) +
+                                ", which does not receive");
+  }
+}
+
+CopyPlan::Span CopyPlan::between(int leaf, int dst_rank, int first_phase, int last_phase) const {
   const std::vector<Copy>& all = templates_[leaf_template_[leaf]];
-  auto before = [](const Copy& copy, int rank) { return copy.dst_rank < rank; };
-  auto first = std::lower_bound(all.begin(), all.end(), dst_rank, before);
-  auto last = std::lower_bound(first, all.end(), dst_rank + 1, before);
+  auto before = [](const Copy& copy, std::pair<int, int> key) {
+    return std::pair<int, int>(copy.dst_rank, copy.phase) < key;
+  };
+  auto first = std::lower_bound(all.begin(), all.end(), std::pair(dst_rank, first_phase), before);
+  auto last = std::lower_bound(first, all.end(), std::pair(dst_rank, last_phase), before);
   return {all.data() + (first - all.begin()), all.data() + (last - all.begin())};
 }
 
 void CopyPlan::index_sources() {
-  sources_.resize(static_cast<size_t>(num_chunks()) * num_ranks());
+  sources_.resize(static_cast<size_t>(num_chunks()) * num_phases_ * num_ranks());
+  readers_.resize(sources_.size());
   num_readers_.assign(num_ranks(), 0);
   for (int chunk = 0; chunk < num_chunks(); ++chunk) {
-    std::vector<std::set<int>> seen(num_ranks());
+    std::set<std::tuple<int, int, int>> reads;  // phase, destination, source
     std::set<int32_t> done;
     for (int leaf = chunk_begin(chunk); leaf < chunk_end(chunk); ++leaf) {
       if (!done.insert(leaf_template_[leaf]).second) continue;
-      for (const Copy& copy : templates_[leaf_template_[leaf]]) seen[copy.dst_rank].insert(copy.src_rank);
+      for (const Copy& copy : templates_[leaf_template_[leaf]]) reads.emplace(copy.phase, copy.dst_rank, copy.src_rank);
     }
-    for (int rank = 0; rank < num_ranks(); ++rank) {
-      sources_[chunk * num_ranks() + rank].assign(seen[rank].begin(), seen[rank].end());
-      for (int source : seen[rank]) ++num_readers_[source];
+    for (const auto& [phase, destination, source] : reads) {
+      sources_[index(chunk, destination, phase)].push_back(source);
+      readers_[index(chunk, source, phase)].push_back(destination);
+      if (phase == 0) ++num_readers_[source];
     }
   }
 }

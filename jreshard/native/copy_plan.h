@@ -25,6 +25,9 @@ struct Copy {
   int64_t dst_offset;
   int64_t run;
   std::vector<Dim> dims;
+  // 0 reads the array that the source rank publishes; k >= 1 reads the source rank's own destination array, where
+  // copies of earlier phases have written.
+  int32_t phase = 0;
 
   int64_t rows() const {
     int64_t n = 1;
@@ -45,6 +48,7 @@ class CopyPlan {
   int num_leaves() const { return static_cast<int>(leaf_template_.size()); }
   int num_templates() const { return static_cast<int>(templates_.size()); }
   int template_of(int leaf) const { return leaf_template_[leaf]; }
+  int num_phases() const { return num_phases_; }
   int num_chunks() const { return (num_leaves() + chunk_ - 1) / chunk_; }
   bool sends(int rank) const { return sends_[rank]; }
   bool receives(int rank) const { return receives_[rank]; }
@@ -53,29 +57,43 @@ class CopyPlan {
   int chunk_begin(int chunk) const { return chunk * chunk_; }
   int chunk_end(int chunk) const { return std::min(num_leaves(), (chunk + 1) * chunk_); }
 
-  // The copies of `leaf` into `dst_rank`.
   struct Span {
     const Copy* first;
     const Copy* last;
     const Copy* begin() const { return first; }
     const Copy* end() const { return last; }
   };
-  Span copies(int leaf, int dst_rank) const;
+  // The copies of `leaf` into `dst_rank`, in the order of their phases.
+  Span copies(int leaf, int dst_rank) const { return between(leaf, dst_rank, 0, num_phases_); }
+  Span copies(int leaf, int dst_rank, int phase) const { return between(leaf, dst_rank, phase, phase + 1); }
 
-  // The ranks that `dst_rank` reads from in `chunk`, each once, ascending.
-  const std::vector<int>& sources(int chunk, int dst_rank) const { return sources_[chunk * num_ranks() + dst_rank]; }
-  // How many (chunk, destination rank) pairs read from `src_rank`.
+  // The ranks that `dst_rank` reads from in `chunk` in one phase, each once, ascending.
+  const std::vector<int>& sources(int chunk, int dst_rank, int phase = 0) const {
+    return sources_[index(chunk, dst_rank, phase)];
+  }
+  // The other way round: the ranks that read from `src_rank`.
+  const std::vector<int>& readers(int chunk, int src_rank, int phase = 0) const {
+    return readers_[index(chunk, src_rank, phase)];
+  }
+  // How many (chunk, destination rank) pairs read what `src_rank` publishes.
   int num_readers(int src_rank) const { return num_readers_[src_rank]; }
 
  private:
+  void check_roles(const Copy& copy) const;
   void index_sources();
+  Span between(int leaf, int dst_rank, int first_phase, int last_phase) const;
+  size_t index(int chunk, int rank, int phase) const {
+    return (static_cast<size_t>(chunk) * num_phases_ + phase) * num_ranks() + rank;
+  }
 
   int chunk_ = 1;
+  int num_phases_ = 1;
   std::vector<bool> sends_;
   std::vector<bool> receives_;
   std::vector<int32_t> leaf_template_;
-  std::vector<std::vector<Copy>> templates_;  // each sorted by destination rank
+  std::vector<std::vector<Copy>> templates_;  // each sorted by destination rank and phase
   std::vector<std::vector<int>> sources_;
+  std::vector<std::vector<int>> readers_;
   std::vector<int> num_readers_;
 };
 

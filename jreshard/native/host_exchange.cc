@@ -4,126 +4,78 @@
 #include <stdexcept>
 #include <utility>
 
-#include "strided_copy.h"
 #include "workers.h"
 
 namespace jreshard {
 namespace {
 
-constexpr size_t kFailuresKept = 64;
-// A task is big enough to hide the cost of handing it over, and small enough to even out the threads' loads.
-constexpr int64_t kLeastTaskBytes = 2 << 20;
-constexpr int64_t kMostTaskBytes = 4 << 20;
 // Longer than any process lives, and few enough nanoseconds for the clock to add.
 constexpr double kMaxTimeoutS = 1e9;
 
-// Rows [begin, end) of a copy, and of each row the bytes [from, to).
-struct Piece {
-  const Copy* copy;
-  const char* src;
-  char* dst;
-  int64_t begin;
-  int64_t end;
-  int64_t from;
-  int64_t to;
-};
-
-// Collects pieces into tasks of some `task_bytes`.
-class TaskBuilder {
- public:
-  explicit TaskBuilder(int64_t task_bytes) : task_bytes_(task_bytes) {}
-
-  void add(const Copy& copy, const char* src, char* dst) {
-    const int64_t rows = copy.rows();
-    const int64_t rows_a_piece = std::max<int64_t>(1, task_bytes_ / copy.run);
-    for (int64_t row = 0; row < rows; row += rows_a_piece) {
-      const int64_t end = std::min(rows, row + rows_a_piece);
-      for (int64_t from = 0; from < copy.run; from += task_bytes_) {
-        const int64_t to = std::min(copy.run, from + task_bytes_);
-        pieces_.push_back({&copy, src, dst, row, end, from, to});
-        bytes_ += (end - row) * (to - from);
-        if (bytes_ >= task_bytes_) flush();
-      }
-    }
-  }
-  std::vector<std::vector<Piece>> take() {
-    flush();
-    return std::move(tasks_);
-  }
-
- private:
-  void flush() {
-    if (!pieces_.empty()) tasks_.push_back(std::move(pieces_));
-    pieces_.clear();
-    bytes_ = 0;
-  }
-
-  const int64_t task_bytes_;
-  std::vector<Piece> pieces_;
-  int64_t bytes_ = 0;
-  std::vector<std::vector<Piece>> tasks_;
-};
-
-void copy_pieces(const std::vector<Piece>& pieces) {
-  for (const Piece& p : pieces) copy_rows(*p.copy, p.src, p.dst, p.begin, p.end, p.from, p.to);
-}
-
-std::string join(const std::vector<std::string>& parts) {
-  std::string out;
-  for (const std::string& part : parts) out += (out.empty() ? "" : ", ") + part;
-  return out;
-}
-
-std::string seconds(double value) {
-  std::string text = std::to_string(value);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text + " s";
-}
-
 }  // namespace
 
-HostExchange::HostExchange(CopyPlan plan, std::vector<std::string> rank_names)
-    : plan_(std::move(plan)), rank_names_(std::move(rank_names)) {
+HostExchange::HostExchange(CopyPlan plan, std::vector<std::string> rank_names, Placement placement)
+    : plan_(std::move(plan)), rank_names_(std::move(rank_names)), placement_(std::move(placement)) {
   if (static_cast<int>(rank_names_.size()) != plan_.num_ranks()) {
     throw std::invalid_argument("the number of rank names is not the number of ranks");
   }
+  if (!placement_.peers) return;
+  if (placement_.process_of.size() != rank_names_.size()) {
+    throw std::invalid_argument("the number of processes is not the number of ranks");
+  }
+  find_partners();
 }
 
-bool HostExchange::begin(CallId id, double timeout_s) {
+HostExchange::CallPtr HostExchange::make_call(double timeout_s) const {
   const int ranks = plan_.num_ranks();
   const int chunks = plan_.num_chunks();
+  const int phases = plan_.num_phases();
   auto call = std::make_shared<Call>();
-  call->sources.resize(ranks);
-  call->published.resize(ranks);
+  call->arrays.assign(phases, Arrays(ranks));
+  call->published.resize(static_cast<size_t>(chunks) * phases * ranks);
+  call->read.resize(call->published.size());
   call->readers_left.resize(ranks);
   call->releases.resize(ranks);
   call->jobs.resize(static_cast<size_t>(chunks) * ranks);
   call->timeout_s = timeout_s;
   for (int rank = 0; rank < ranks; ++rank) {
-    call->readers_left[rank] = plan_.num_readers(rank);
+    for (int phase = 0; phase < phases; ++phase) {
+      if (phase == 0 ? plan_.sends(rank) : plan_.receives(rank)) call->arrays[phase][rank].resize(plan_.num_leaves());
+    }
+    if (!local(rank)) continue;
     if (plan_.sends(rank)) {
-      call->sources[rank].resize(plan_.num_leaves());
-      call->published[rank].assign(chunks, false);
+      call->readers_left[rank] = plan_.num_readers(rank);
       ++call->events_left;
     }
     if (!plan_.receives(rank)) continue;
     for (int chunk = 0; chunk < chunks; ++chunk) {
       auto& job = call->jobs[chunk * ranks + rank];
       job = std::make_unique<Job>();
-      job->sources_missing = static_cast<int>(plan_.sources(chunk, rank).size());
+      for (int phase = 0; phase < phases; ++phase) {
+        job->missing.push_back(static_cast<int>(plan_.sources(chunk, rank, phase).size()));
+        if (phase > 0) job->readers_left += static_cast<int>(plan_.readers(chunk, rank, phase).size());
+      }
       ++call->events_left;
     }
   }
+  return call;
+}
 
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!calls_.emplace(id, call).second) return false;
-  const std::chrono::duration<double> timeout(std::min(timeout_s, kMaxTimeoutS));
-  const auto deadline = Watchdog::Clock::now() + std::chrono::duration_cast<Watchdog::Clock::duration>(timeout);
-  call->deadline = Watchdog::shared().at(deadline, [self = shared_from_this(), id] {
-    CallPtr call = self->find(id);
-    if (call) self->abort(id, self->late(*call));
-  });
+bool HostExchange::begin(CallId id, double timeout_s) {
+  const CallPtr call = make_call(timeout_s);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (calls_.count(id)) return false;
+    if (call->events_left == 0) return true;  // no part of it is here
+    calls_.emplace(id, call);
+    const std::chrono::duration<double> timeout(std::min(timeout_s, kMaxTimeoutS));
+    const auto deadline = Watchdog::Clock::now() + std::chrono::duration_cast<Watchdog::Clock::duration>(timeout);
+    call->deadline = Watchdog::shared().at(deadline, [self = shared_from_this(), id] {
+      CallPtr call = self->find(id);
+      if (call) self->abort(id, self->late(call));
+    });
+  }
+  if (placement_.peers) meet_peers(id);
   return true;
 }
 
@@ -138,13 +90,6 @@ int HostExchange::open_calls() const {
   return static_cast<int>(calls_.size());
 }
 
-std::string HostExchange::why_closed(CallId id) const {
-  for (const auto& [failed, reason] : failures_) {
-    if (failed == id) return reason;
-  }
-  return "jreshard: this transfer is not under way (call " + std::to_string(id) + ")";
-}
-
 std::string HostExchange::misuse(bool takes_part, int chunk, size_t arrays) const {
   if (!takes_part) return "jreshard: a program ran on a device that its plan does not use";
   if (chunk < 0 || chunk >= plan_.num_chunks() ||
@@ -155,7 +100,7 @@ std::string HostExchange::misuse(bool takes_part, int chunk, size_t arrays) cons
 }
 
 std::string HostExchange::publish(CallId id, int rank, int chunk, const std::vector<const void*>& arrays) {
-  if (std::string error = misuse(rank >= 0 && plan_.sends(rank), chunk, arrays.size()); !error.empty()) return error;
+  if (std::string error = misuse(sends(rank), chunk, arrays.size()); !error.empty()) return error;
   Deferred after;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -163,22 +108,16 @@ std::string HostExchange::publish(CallId id, int rank, int chunk, const std::vec
     if (found == calls_.end()) return why_closed(id);
     const CallPtr call = found->second;
     if (call->failed) return call->error;
-    if (call->published[rank][chunk]) return "jreshard: a source was published twice";
-    std::copy(arrays.begin(), arrays.end(), call->sources[rank].begin() + plan_.chunk_begin(chunk));
-    call->published[rank][chunk] = true;
-    for (int reader = 0; reader < plan_.num_ranks(); ++reader) {
-      const std::vector<int>& sources = plan_.sources(chunk, reader);
-      if (!std::binary_search(sources.begin(), sources.end(), rank)) continue;
-      Job& waiting = job(*call, chunk, reader);
-      if (--waiting.sources_missing == 0 && waiting.started) start(id, call, chunk, reader, after);
-    }
+    if (call->published[slot(chunk, 0, rank)]) return "jreshard: a source was published twice";
+    std::copy(arrays.begin(), arrays.end(), call->arrays[0][rank].begin() + plan_.chunk_begin(chunk));
+    make_readable(id, call, chunk, 0, rank, after);
   }
   for (auto& action : after) action();
   return "";
 }
 
 void HostExchange::receive(CallId id, int rank, int chunk, std::vector<void*> arrays, Done done) {
-  const std::string error = misuse(rank >= 0 && plan_.receives(rank), chunk, arrays.size());
+  const std::string error = misuse(receives(rank), chunk, arrays.size());
   if (!error.empty()) return done(&error);
   Deferred after;
   {
@@ -191,9 +130,12 @@ void HostExchange::receive(CallId id, int rank, int chunk, std::vector<void*> ar
       const CallPtr call = found->second;
       Job& mine = job(*call, chunk, rank);
       mine.started = true;
+      for (int phase = 1; phase < plan_.num_phases(); ++phase) {
+        std::copy(arrays.begin(), arrays.end(), call->arrays[phase][rank].begin() + plan_.chunk_begin(chunk));
+      }
       mine.arrays = std::move(arrays);
       mine.done = std::move(done);
-      if (mine.sources_missing == 0) start(id, call, chunk, rank, after);
+      advance(id, call, chunk, rank, after);
     }
   }
   for (auto& action : after) action();
@@ -207,13 +149,13 @@ bool HostExchange::release_now(CallId id) {
   if (std::any_of(call->readers_left.begin(), call->readers_left.end(), [](int left) { return left > 0; }))
     return false;
   int releases = 0;
-  for (int rank = 0; rank < plan_.num_ranks(); ++rank) releases += plan_.sends(rank);
+  for (int rank = 0; rank < plan_.num_ranks(); ++rank) releases += sends(rank);
   end_events(id, call, releases);
   return true;
 }
 
 void HostExchange::release(CallId id, int rank, Done done) {
-  std::string error = rank >= 0 && plan_.sends(rank) ? "" : misuse(false, 0, 0);
+  std::string error = sends(rank) ? "" : misuse(false, 0, 0);
   if (!error.empty()) return done(&error);
   bool ready = false;
   {
@@ -233,7 +175,41 @@ void HostExchange::release(CallId id, int rank, Done done) {
   done(ready ? nullptr : &error);
 }
 
-// With the lock held: every source of the job is there.
+// The arrays of a local rank may be read in a phase, by whoever reads them then.
+void HostExchange::make_readable(CallId id, const CallPtr& call, int chunk, int phase, int rank, Deferred& after) {
+  const std::set<int> processes = processes_of(plan_.readers(chunk, rank, phase));
+  if (!processes.empty()) {
+    Message news = message(Message::kPublish, id, chunk, phase, rank);
+    const std::vector<const void*>& arrays = call->arrays[phase][rank];
+    for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
+      news.addresses.push_back(reinterpret_cast<uint64_t>(arrays[leaf]));
+    }
+    for (int process : processes) placement_.peers->send(process, news);
+  }
+  wake_readers(id, call, chunk, phase, rank, after);
+}
+
+void HostExchange::wake_readers(CallId id, const CallPtr& call, int chunk, int phase, int rank, Deferred& after) {
+  call->published[slot(chunk, phase, rank)] = true;
+  for (int reader : plan_.readers(chunk, rank, phase)) {
+    if (!local(reader)) continue;
+    --job(*call, chunk, reader).missing[phase];
+    advance(id, call, chunk, reader, after);
+  }
+}
+
+// Starts the phase that comes next, if all is there that it reads. Phases without copies are passed over.
+void HostExchange::advance(CallId id, const CallPtr& call, int chunk, int rank, Deferred& after) {
+  Job& mine = job(*call, chunk, rank);
+  if (!mine.started || mine.copying || !mine.unconfirmed.empty()) return;
+  if (mine.phase == plan_.num_phases() || mine.missing[mine.phase] > 0) return;
+  if (plan_.sources(chunk, rank, mine.phase).empty()) {
+    end_phase(id, call, chunk, rank, after);
+  } else {
+    start(id, call, chunk, rank, after);
+  }
+}
+
 void HostExchange::start(CallId id, const CallPtr& call, int chunk, int rank, Deferred& after) {
   job(*call, chunk, rank).copying = true;
   ++call->copying;
@@ -241,36 +217,51 @@ void HostExchange::start(CallId id, const CallPtr& call, int chunk, int rank, De
 }
 
 void HostExchange::run(CallId id, const CallPtr& call, int chunk, int rank) {
-  Job& mine = job(*call, chunk, rank);
-  int64_t bytes = 0;
-  for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
-    for (const Copy& copy : plan_.copies(leaf, rank)) bytes += copy.bytes();
-  }
-  Workers& workers = Workers::shared();
-  TaskBuilder builder(std::clamp(bytes / (2 * workers.threads()), kLeastTaskBytes, kMostTaskBytes));
-  for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
-    char* const dst = static_cast<char*>(mine.arrays[leaf - plan_.chunk_begin(chunk)]);
-    for (const Copy& copy : plan_.copies(leaf, rank)) {
-      builder.add(copy, static_cast<const char*>(call->sources[copy.src_rank][leaf]), dst);
-    }
-  }
-  std::vector<std::vector<Piece>> tasks = builder.take();
-  if (tasks.empty()) return finish(id, call, chunk, rank);
-  mine.tasks_left = static_cast<int>(tasks.size());
+  std::vector<CopyTask> pieces = tasks(*call, chunk, rank);
+  job(*call, chunk, rank).tasks_left = static_cast<int>(pieces.size());
   std::vector<Workers::Task> work;
-  for (auto& pieces : tasks) {
-    work.push_back([this, self = shared_from_this(), id, call, chunk, rank, pieces = std::move(pieces)] {
-      if (!call->failed) copy_pieces(pieces);
+  for (CopyTask& task : pieces) {
+    work.push_back([this, self = shared_from_this(), id, call, chunk, rank, task = std::move(task)] {
+      if (!call->failed) {
+        const CopyFault fault = copy_pieces(task);
+        if (!fault.what.empty()) abort(id, "jreshard: " + placement_.peers->name(fault.process) + " " + fault.what);
+      }
       if (--job(*call, chunk, rank).tasks_left == 0) finish(id, call, chunk, rank);
     });
   }
   // The thread that found the job ready copies too.
   const Workers::Task mine_first = std::move(work.back());
   work.pop_back();
-  if (!work.empty()) workers.submit(std::move(work));
+  if (!work.empty()) Workers::shared().submit(std::move(work));
   mine_first();
 }
 
+std::vector<CopyTask> HostExchange::tasks(const Call& call, int chunk, int rank) const {
+  const Job& mine = job(call, chunk, rank);
+  const Arrays& arrays = call.arrays[mine.phase];
+  std::vector<Origin> origins(plan_.num_ranks());
+  for (int source : plan_.sources(chunk, rank, mine.phase)) {
+    if (local(source)) continue;
+    const int process = placement_.process_of[source];
+    origins[source] = {0, process, placement_.peers->pid(process)};
+  }
+  int64_t bytes = 0;
+  for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
+    for (const Copy& copy : plan_.copies(leaf, rank, mine.phase)) bytes += copy.bytes();
+  }
+  TaskBuilder builder(bytes, Workers::shared().threads());
+  for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
+    char* const dst = static_cast<char*>(mine.arrays[leaf - plan_.chunk_begin(chunk)]);
+    for (const Copy& copy : plan_.copies(leaf, rank, mine.phase)) {
+      Origin& origin = origins[copy.src_rank];
+      origin.address = reinterpret_cast<uint64_t>(arrays[copy.src_rank][leaf]);
+      builder.add(copy, origin, dst);
+    }
+  }
+  return builder.take();
+}
+
+// The copies of a phase have ended, or were left out because the call has failed.
 void HostExchange::finish(CallId id, const CallPtr& call, int chunk, int rank) {
   Deferred after;
   {
@@ -280,98 +271,49 @@ void HostExchange::finish(CallId id, const CallPtr& call, int chunk, int rank) {
     --call->copying;
     if (call->failed) {
       after.push_back([done = std::move(mine.done), error = call->error] { done(&error); });
+      mine.done = nullptr;
       if (call->copying == 0) close_failed(id, call, after);
     } else {
-      int ended = 1;
-      after.push_back([done = std::move(mine.done)] { done(nullptr); });
-      for (int source : plan_.sources(chunk, rank)) {
-        if (--call->readers_left[source] > 0 || !call->releases[source]) continue;
-        after.push_back([done = std::move(call->releases[source])] { done(nullptr); });
-        call->releases[source] = nullptr;
-        ++ended;
+      const std::vector<int>& sources = plan_.sources(chunk, rank, mine.phase);
+      mine.unconfirmed = processes_of(sources);
+      for (int process : mine.unconfirmed) {
+        placement_.peers->send(process, message(Message::kDone, id, chunk, mine.phase, rank));
       }
-      end_events(id, call, ended);
+      for (int source : sources) {
+        if (local(source)) reader_done(id, call, chunk, mine.phase, source, after);
+      }
+      if (mine.unconfirmed.empty()) end_phase(id, call, chunk, rank, after);
     }
-    mine.done = nullptr;
   }
   for (auto& action : after) action();
 }
 
-// With the lock held.
-void HostExchange::end_events(CallId id, const CallPtr& call, int count) {
-  call->events_left -= count;
-  if (call->events_left == 0) close(id, call);
+// What the phase has read counts.
+void HostExchange::end_phase(CallId id, const CallPtr& call, int chunk, int rank, Deferred& after) {
+  const int phase = ++job(*call, chunk, rank).phase;
+  if (phase == plan_.num_phases()) return complete_if_unread(id, call, chunk, rank, after);
+  make_readable(id, call, chunk, phase, rank, after);
+  advance(id, call, chunk, rank, after);
 }
 
-void HostExchange::abort(CallId id, const std::string& reason) {
-  Deferred after;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto found = calls_.find(id);
-    if (found == calls_.end()) return;
-    if (!found->second->failed) fail(id, found->second, reason, after);
+// One more reader of a local rank's arrays needs them no longer.
+void HostExchange::reader_done(CallId id, const CallPtr& call, int chunk, int phase, int source, Deferred& after) {
+  if (phase > 0) {
+    --job(*call, chunk, source).readers_left;
+    return complete_if_unread(id, call, chunk, source, after);
   }
-  for (auto& action : after) action();
+  if (--call->readers_left[source] > 0 || !call->releases[source]) return;
+  after.push_back([done = std::move(call->releases[source])] { done(nullptr); });
+  call->releases[source] = nullptr;
+  end_events(id, call, 1);
 }
 
-void HostExchange::abort_all(const std::string& reason) {
-  std::vector<CallId> open;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& entry : calls_) open.push_back(entry.first);
-  }
-  for (CallId id : open) abort(id, reason);
-}
-
-// With the lock held. Jobs whose copies run are told by finish(), when their memory is no longer written.
-void HostExchange::fail(CallId id, CallPtr call, std::string reason, Deferred& after) {
-  call->error = std::move(reason);
-  call->failed = true;
-  for (auto& waiting : call->jobs) {
-    if (!waiting || waiting->copying || !waiting->done) continue;
-    after.push_back([done = std::move(waiting->done), error = call->error] { done(&error); });
-    waiting->done = nullptr;
-  }
-  if (call->copying == 0) close_failed(id, call, after);
-}
-
-// With the lock held. The call stays open until here, so that a release that comes late still waits for the copies.
-void HostExchange::close_failed(CallId id, const CallPtr& call, Deferred& after) {
-  for (Done& waiting : call->releases) {
-    if (!waiting) continue;
-    after.push_back([done = std::move(waiting), error = call->error] { done(&error); });
-    waiting = nullptr;
-  }
-  failures_.emplace_back(id, call->error);
-  if (failures_.size() > kFailuresKept) failures_.pop_front();
-  close(id, call);
-}
-
-// With the lock held.
-void HostExchange::close(CallId id, const CallPtr& call) {
-  Watchdog::shared().cancel(call->deadline);
-  calls_.erase(id);
-}
-
-// Names whom the call waits for.
-std::string HostExchange::late(const Call& call) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<std::string> silent_sources, absent_readers;
-  for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
-    if (plan_.sends(rank) && std::count(call.published[rank].begin(), call.published[rank].end(), false)) {
-      silent_sources.push_back(rank_names_[rank]);
-    }
-    bool absent = false;
-    for (int chunk = 0; plan_.receives(rank) && chunk < plan_.num_chunks(); ++chunk) {
-      absent |= !call.jobs[chunk * plan_.num_ranks() + rank]->started;
-    }
-    if (absent) absent_readers.push_back(rank_names_[rank]);
-  }
-  std::string text = "jreshard: transfer timed out after " + seconds(call.timeout_s);
-  if (!silent_sources.empty()) text += "; source not published by " + join(silent_sources);
-  if (!absent_readers.empty()) text += "; destination not started on " + join(absent_readers);
-  if (silent_sources.empty() && absent_readers.empty()) text += " while copying";
-  return text;
+void HostExchange::complete_if_unread(CallId id, const CallPtr& call, int chunk, int rank, Deferred& after) {
+  Job& mine = job(*call, chunk, rank);
+  if (mine.phase < plan_.num_phases() || mine.readers_left > 0) return;
+  after.push_back([done = std::move(mine.done)] { done(nullptr); });
+  mine.done = nullptr;
+  end_events(id, call, 1);
 }
 
 }  // namespace jreshard

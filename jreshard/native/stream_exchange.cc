@@ -20,17 +20,20 @@ bool StreamExchange::begin(CallId id, double timeout_s) {
   call->timeout_s = timeout_s;
   call->deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
   call->sources.resize(ranks);
-  call->ready.resize(ranks);
+  call->received.resize(ranks);
+  call->ready.resize(static_cast<size_t>(plan_.num_chunks()) * plan_.num_phases() * ranks);
+  call->read.resize(static_cast<size_t>(plan_.num_chunks()) * ranks);
   call->readers_left.resize(ranks);
   call->copied.resize(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     call->readers_left[rank] = plan_.num_readers(rank);
     if (plan_.sends(rank)) {
       call->sources[rank].resize(plan_.num_leaves());
-      call->ready[rank].resize(plan_.num_chunks());
       ++call->launches_left;
     }
-    if (plan_.receives(rank)) call->launches_left += plan_.num_chunks();
+    if (!plan_.receives(rank)) continue;
+    call->received[rank].resize(plan_.num_leaves());
+    call->launches_left += plan_.num_chunks();
   }
   std::lock_guard<std::mutex> lock(mutex_);
   if (!broken_.empty()) return false;
@@ -147,56 +150,87 @@ void StreamExchange::publish(int rank, int chunk, const std::vector<const void*>
   enqueue(call, stream, [&] { ready = record(call, rank, stream); });
   std::lock_guard<std::mutex> lock(mutex_);
   std::copy(arrays.begin(), arrays.end(), call->sources[rank].begin() + plan_.chunk_begin(chunk));
-  call->ready[rank][chunk] = ready;
+  call->ready[slot(chunk, 0, rank)] = ready;
   changed_.notify_all();
 }
 
 void StreamExchange::receive(int rank, int chunk, const std::vector<void*>& arrays, cuda::Stream stream) {
-  const std::vector<int>& sources = plan_.sources(chunk, rank);
   CallPtr call;
   {
-    std::unique_lock<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     call = current(kReceive, rank);
-    auto missing = [&] {
-      std::string names;
-      for (int source : sources) {
-        if (!call->ready[source][chunk]) names += (names.empty() ? "" : ", ") + rank_names_[source];
-      }
-      return names + " to publish";
-    };
-    wait(
-        lock, call,
-        [&] {
-          return std::all_of(sources.begin(), sources.end(), [&](int source) { return call->ready[source][chunk]; });
-        },
-        missing);
+    std::copy(arrays.begin(), arrays.end(), call->received[rank].begin() + plan_.chunk_begin(chunk));
+  }
+  for (int phase = 0; phase < plan_.num_phases(); ++phase) run_phase(call, rank, chunk, phase, stream);
+  if (plan_.num_phases() > 1) await_readers(call, rank, chunk, stream);
+  std::lock_guard<std::mutex> lock(mutex_);
+  end_launch(call);
+}
+
+void StreamExchange::run_phase(const CallPtr& call, int rank, int chunk, int phase, cuda::Stream stream) {
+  const std::vector<int>& sources = plan_.sources(chunk, rank, phase);
+  const int next = phase + 1;
+  const bool read_next = next < plan_.num_phases() && !plan_.readers(chunk, rank, next).empty();
+  if (sources.empty() && !read_next) return;
+  auto ready = [&](int source) { return call->ready[slot(chunk, phase, source)]; };
+  auto missing = [&] {
+    std::string names;
+    for (int source : sources) {
+      if (!ready(source)) names += (names.empty() ? "" : ", ") + rank_names_[source];
+    }
+    return names + (phase == 0 ? " to publish" : " to receive");
+  };
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    wait(lock, call, [&] { return std::all_of(sources.begin(), sources.end(), ready); }, missing);
   }
   cuda::Event copied = nullptr;
   enqueue(call, stream, [&] {
-    pull(call, rank, chunk, arrays, stream);
+    pull(call, rank, chunk, phase, stream);
     copied = record(call, rank, stream);
   });
   std::lock_guard<std::mutex> lock(mutex_);
+  if (read_next) call->ready[slot(chunk, next, rank)] = copied;
   for (int source : sources) {
-    call->copied[source][rank] = copied;
-    --call->readers_left[source];
+    if (phase > 0) {
+      call->read[chunk * plan_.num_ranks() + source].push_back(copied);
+    } else {
+      call->copied[source][rank] = copied;
+      --call->readers_left[source];
+    }
   }
-  end_launch(call);
   changed_.notify_all();
 }
 
-void StreamExchange::pull(const CallPtr& call, int rank, int chunk, const std::vector<void*>& arrays,
-                          cuda::Stream stream) {
+void StreamExchange::await_readers(const CallPtr& call, int rank, int chunk, cuda::Stream stream) {
+  size_t readers = 0;
+  for (int phase = 1; phase < plan_.num_phases(); ++phase) readers += plan_.readers(chunk, rank, phase).size();
+  if (readers == 0) return;
+  std::vector<cuda::Event>& read = call->read[chunk * plan_.num_ranks() + rank];
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    wait(
+        lock, call, [&] { return read.size() == readers; },
+        [&] { return "those who read what " + rank_names_[rank] + " has received"; });
+  }
+  enqueue(call, stream, [&] {
+    for (cuda::Event event : read) order_after(stream, event);
+  });
+}
+
+void StreamExchange::pull(const CallPtr& call, int rank, int chunk, int phase, cuda::Stream stream) {
+  const auto& arrays = phase == 0 ? call->sources : call->received;
   std::map<int, CopyBatch> batches;
   for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
-    void* const dst = arrays[leaf - plan_.chunk_begin(chunk)];
-    for (const Copy& copy : plan_.copies(leaf, rank)) {
-      batches.try_emplace(copy.src_rank, driver_).first->second.add(copy, call->sources[copy.src_rank][leaf], dst);
+    void* const dst = const_cast<void*>(call->received[rank][leaf]);
+    for (const Copy& copy : plan_.copies(leaf, rank, phase)) {
+      batches.try_emplace(copy.src_rank, driver_).first->second.add(copy, arrays[copy.src_rank][leaf], dst);
     }
   }
+  auto ready = [&](int source) { return call->ready[slot(chunk, phase, source)]; };
   if (batches.size() == 1) {
     auto& [source, batch] = *batches.begin();
-    order_after(stream, call->ready[source][chunk]);
+    order_after(stream, ready(source));
     batch.enqueue(stream);
     return;
   }
@@ -205,7 +239,7 @@ void StreamExchange::pull(const CallPtr& call, int rank, int chunk, const std::v
   for (auto& [source, batch] : batches) {
     const cuda::Stream side = stream_from(rank, source);
     order_after(side, free);
-    order_after(side, call->ready[source][chunk]);
+    order_after(side, ready(source));
     batch.enqueue(side);
     order_after(stream, record(call, rank, side));
   }

@@ -2,7 +2,10 @@
 //
 // Handlers run when a program is launched, not when the device gets there, so nothing is copied by the host and nobody
 // waits on the device for the host: sources record an event, readers' streams wait for it, copy, record another, and
-// the sources' streams wait for that. Launches come in the same order on every device, so that the n-th publish,
+// the sources' streams wait for that. Phases after the first are like that among the destinations: each records an event
+// when it has enqueued what others read next, and its stream waits for those who read its arrays. The handlers of a
+// step run on a thread for each device, so they may wait on the host for each other to enqueue; in one order of the
+// chunks on all devices, which is that of the one program that they run. Launches come in the same order on every device, so that the n-th publish,
 // receive and release on a rank belong to the n-th call; the caller sees to it by launching the three steps of a call
 // under one lock.
 #pragma once
@@ -44,9 +47,11 @@ class StreamExchange : public GpuExchange {
     Clock::time_point deadline;
     double timeout_s;
     std::vector<std::vector<const void*>> sources;    // [rank][leaf]
-    std::vector<std::vector<cuda::Event>> ready;      // [rank][chunk]; null until published
+    std::vector<std::vector<const void*>> received;   // [rank][leaf]: what phases after the first read
+    std::vector<cuda::Event> ready;                   // [slot]: after it, the rank's arrays may be read in that phase
     std::vector<int> readers_left;                    // [rank], (chunk, reader) pairs that are not enqueued yet
     std::vector<std::map<int, cuda::Event>> copied;   // [rank][reader]: after the reader's last chunk so far
+    std::vector<std::vector<cuda::Event>> read;       // [chunk * ranks + rank]: after the reads of later phases
     int launches_left = 0;                            // receives and releases that are not enqueued yet
     std::vector<std::pair<int, cuda::Event>> events;  // (rank, event) to be used again when the call has ended
     std::string error;
@@ -59,6 +64,9 @@ class StreamExchange : public GpuExchange {
     std::vector<cuda::Event> free_events;
   };
 
+  size_t slot(int chunk, int phase, int rank) const {
+    return (static_cast<size_t>(chunk) * plan_.num_phases() + phase) * plan_.num_ranks() + rank;
+  }
   // With the lock held: the call that this launch belongs to.
   CallPtr current(Step step, int rank);
   // Launches of a step on one rank that make up a call: XLA may reorder the chunks of a program, so they are counted.
@@ -74,7 +82,11 @@ class StreamExchange : public GpuExchange {
   // Records a new event of the call on `stream`, of the rank's device.
   cuda::Event record(const CallPtr& call, int rank, cuda::Stream stream);
   cuda::Stream stream_from(int rank, int source);
-  void pull(const CallPtr& call, int rank, int chunk, const std::vector<void*>& arrays, cuda::Stream stream);
+  // Enqueues one phase of a receive, behind what it reads.
+  void run_phase(const CallPtr& call, int rank, int chunk, int phase, cuda::Stream stream);
+  void pull(const CallPtr& call, int rank, int chunk, int phase, cuda::Stream stream);
+  // Has `stream` wait for those who read what `rank` has received.
+  void await_readers(const CallPtr& call, int rank, int chunk, cuda::Stream stream);
   void order_after(cuda::Stream stream, cuda::Event event);
 
   const CopyPlan plan_;

@@ -1,6 +1,5 @@
 #include "strided_copy.h"
 
-#include <algorithm>
 #include <cstring>
 
 namespace jreshard {
@@ -42,26 +41,11 @@ CopyLine line_for(int64_t run) {
 }  // namespace
 
 void copy_rows(const Copy& copy, const char* src, char* dst, int64_t begin, int64_t end, int64_t from, int64_t to) {
-  // A copy without dims is one row.
-  static constexpr Dim kOneRow{1, 0, 0};
-  const Dim& inner = copy.dims.empty() ? kOneRow : copy.dims.back();
-  const size_t outer_dims = copy.dims.empty() ? 0 : copy.dims.size() - 1;
+  const Dim inner = innermost(copy);
   const CopyLine line = line_for(to - from);
-  for (int64_t row = begin; row < end;) {
-    const int64_t first = row % inner.extent;
-    const int64_t count = std::min(inner.extent - first, end - row);
-    int64_t src_offset = copy.src_offset + from + first * inner.src_stride;
-    int64_t dst_offset = copy.dst_offset + from + first * inner.dst_stride;
-    int64_t outer = row / inner.extent;
-    for (size_t d = outer_dims; d-- > 0;) {
-      const Dim& dim = copy.dims[d];
-      src_offset += outer % dim.extent * dim.src_stride;
-      dst_offset += outer % dim.extent * dim.dst_stride;
-      outer /= dim.extent;
-    }
-    line(src + src_offset, dst + dst_offset, count, inner, to - from);
-    row += count;
-  }
+  for_each_line(copy, begin, end, [&](int64_t src_offset, int64_t dst_offset, int64_t count) {
+    line(src + src_offset + from, dst + dst_offset + from, count, inner, to - from);
+  });
 }
 
 }  // namespace jreshard

@@ -64,9 +64,7 @@ def test_what_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_communicator_that_is_never_there_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     found = measure(monkeypatch, FakeDriver(), FakeNccl(hangs=True), timeout=0.2)
-    assert found[ceilings.SEND_RECV]["error"] == (
-        "TimeoutError: making the NCCL communicator has not ended after 0 s"
-    )
+    assert found[ceilings.SEND_RECV]["error"] == ("TimeoutError: making the NCCL communicator has not ended after 0 s")
     assert "ready_s" in found[ceilings.COPY_ENGINE]
 
 

@@ -37,7 +37,9 @@ def outcome(**cases: Any) -> Outcome:
             "send/recv": {"error": "NcclUnavailable: none", "refused": False},
         },
     }
-    slowdown = {"contenders": {"alone": {"ready_s": [0.1], "moves": [5]}, "p2p into": {"ready_s": [0.102], "moves": [3]}}}
+    slowdown = {
+        "contenders": {"alone": {"ready_s": [0.1], "moves": [5]}, "p2p into": {"ready_s": [0.102], "moves": [3]}}
+    }
     return Outcome({"devices": "2 x X", "link": ""}, {}, {"ceilings": ceilings, **cases, "slowdown": slowdown})
 
 

@@ -54,7 +54,7 @@ for unit in config["units"]:
         if config["processes"] > 1:
             said = gather([config["process"], name])
             assert said["values"] == [[0, name], [1, name]], said
-            assert 0 < said["start"] - time.perf_counter() < 1
+            assert abs(said["start"] - time.perf_counter()) < 5, said
         found[name] = {"ready_s": [1.0 + config["process"], 3.0 - config["process"]]}
     tell("result", unit=unit, contenders=found)
 tell("done")
@@ -152,10 +152,12 @@ def test_too_few_devices_are_refused(play: Any) -> None:
 def test_nothing_is_left_running(play: Any) -> None:
     play({"a x": "hang"})
     config = Config(["a"], {}, [], 1, None, 5, 0, 1, 0, False)
-    with pytest.raises(CrewLost), Crew([config], patience=1) as members:
-        processes = [member.process for member in members._members]
-        list(members.messages())
-    assert all(process.poll() is not None for process in processes)
+    with Crew([config], patience=1) as members:
+        [process] = [member.process for member in members._members]
+        with pytest.raises(CrewLost):
+            list(members.messages())
+        assert process.poll() is None
+    assert process.poll() is not None
 
 
 def test_isolated_processes_see_their_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 // Tables of copies as tests write them, boxes made at random, and what copying them has to come to.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -31,7 +32,8 @@ struct Table {
     for (const auto& copies : templates) {
       out.push_back(copies.size());
       for (const jreshard::Copy& c : copies) {
-        out.insert(out.end(), {c.src_rank, c.dst_rank, c.src_offset, c.dst_offset, c.run, int64_t(c.dims.size())});
+        out.insert(out.end(),
+                   {c.src_rank, c.dst_rank, c.phase, c.src_offset, c.dst_offset, c.run, int64_t(c.dims.size())});
         for (const jreshard::Dim& dim : c.dims) out.insert(out.end(), {dim.extent, dim.src_stride, dim.dst_stride});
       }
     }
@@ -89,4 +91,93 @@ inline void copy_naively(const jreshard::Copy& copy, const Bytes& src, Bytes& ds
 inline uint8_t byte_at(uint32_t call, int leaf, int64_t position) {
   const uint64_t mixed = (position + 1) * 0x9E3779B97F4A7C15u + call * 0xBF58476D1CE4E5B9u + leaf * 0x94D049BBu;
   return mixed >> 56;
+}
+
+// A table with the sizes of its arrays.
+struct Plan {
+  Table table;
+  std::vector<std::vector<int64_t>> src_bytes, dst_bytes;  // [template][rank]
+
+  Plan(int64_t chunk, std::vector<int> roles) : table{chunk, std::move(roles), {}, {}} {}
+
+  void add_template() {
+    table.templates.emplace_back();
+    src_bytes.emplace_back(table.roles.size());
+    dst_bytes.emplace_back(table.roles.size());
+  }
+  // Adds a copy to the last template, to behind what the destination gets already.
+  void add(int src, int dst, StridedBox box, bool reread = false) {
+    int64_t &from = src_bytes.back()[src], &to = dst_bytes.back()[dst];
+    box.copy.src_rank = src;
+    box.copy.dst_rank = dst;
+    if (!reread) box.copy.src_offset += from;
+    box.copy.dst_offset += to;
+    from = reread ? std::max(from, box.src_bytes) : from + box.src_bytes;
+    to += box.dst_bytes;
+    table.templates.back().push_back(box.copy);
+  }
+  // Adds a copy that reads, out of what `src` has got in earlier phases, as much as its `received` bytes have room for.
+  void forward(int phase, int src, int dst, StridedBox box, int64_t received) {
+    if (box.src_bytes > received) return;
+    int64_t& to = dst_bytes.back()[dst];
+    box.copy.src_rank = src;
+    box.copy.dst_rank = dst;
+    box.copy.phase = phase;
+    box.copy.dst_offset += to;
+    to += box.dst_bytes;
+    table.templates.back().push_back(box.copy);
+  }
+};
+
+inline Plan random_plan(std::mt19937& random, int max_leaves, int phases = 1, int max_ranks = 4) {
+  auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  std::vector<int> roles(draw(1, max_ranks));
+  const int sets = draw(0, 2);  // the same devices on both sides, disjoint ones, or any
+  for (size_t rank = 0; rank < roles.size(); ++rank) {
+    roles[rank] = sets == 0 || roles.size() == 1 ? 3 : sets == 1 ? 1 + rank % 2 : draw(1, 3);
+  }
+  Plan plan(draw(0, 1) ? 64 : draw(1, 9), roles);
+  for (int t = draw(1, 5); t > 0; --t) {
+    plan.add_template();
+    for (int phase = 0; phase < phases; ++phase) {
+      const std::vector<int64_t> received = plan.dst_bytes.back();
+      for (size_t src = 0; src < roles.size(); ++src) {
+        for (size_t dst = 0; dst < roles.size(); ++dst) {
+          if (!(roles[src] & (phase ? kReceives : kSends)) || !(roles[dst] & kReceives)) continue;
+          for (int boxes = draw(0, 3); boxes > 0; --boxes) {
+            const StridedBox box = random_box(random, draw(1, 4));
+            phase ? plan.forward(phase, src, dst, box, received[src]) : plan.add(src, dst, box, draw(0, 1));
+          }
+        }
+      }
+    }
+  }
+  for (int leaves = draw(1, max_leaves); leaves > 0; --leaves) {
+    plan.table.leaf_template.push_back(draw(0, plan.table.templates.size() - 1));
+  }
+  return plan;
+}
+
+// What the source array of a leaf holds in a call.
+inline Bytes source_bytes(uint32_t call, int leaf, int rank, size_t size) {
+  Bytes out(size);
+  for (size_t i = 0; i < size; ++i) out[i] = byte_at(call, leaf * 16 + rank, i);
+  return out;
+}
+
+// What the destination arrays of a leaf come to, by rank, where they held kPoison before.
+inline std::vector<Bytes> expected_arrays(const Plan& plan, const jreshard::CopyPlan& parsed, uint32_t call, int leaf) {
+  const int ranks = parsed.num_ranks(), kind = plan.table.leaf_template[leaf];
+  std::vector<Bytes> dst;
+  for (int rank = 0; rank < ranks; ++rank) dst.emplace_back(plan.dst_bytes[kind][rank], kPoison);
+  for (int phase = 0; phase < parsed.num_phases(); ++phase) {
+    const std::vector<Bytes> received = dst;
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (const jreshard::Copy& copy : parsed.copies(leaf, rank, phase)) {
+        const int src = copy.src_rank;
+        copy_naively(copy, phase ? received[src] : source_bytes(call, leaf, src, plan.src_bytes[kind][src]), dst[rank]);
+      }
+    }
+  }
+  return dst;
 }

@@ -81,8 +81,9 @@ void test_bad_tables_are_refused() {
                 {8, 1, "template: 1"},
                 {first_copy, 4, "source rank: 4"},
                 {first_copy + 1, 4, "destination rank: 4"},
-                {first_copy + 4, 0, "run length: 0"},
-                {first_copy + 5, 64, "number of dims: 64"}};
+                {first_copy + 2, 16, "phase: 16"},
+                {first_copy + 5, 0, "run length: 0"},
+                {first_copy + 6, 64, "number of dims: 64"}};
   for (const auto& fault : faults) {
     Words bad = good;
     bad[fault.at] = fault.value;

@@ -30,54 +30,6 @@ std::string error_of(const std::function<void()>& launch) {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// A table with the sizes of its arrays.
-struct Plan {
-  Table table;
-  std::vector<std::vector<int64_t>> src_bytes, dst_bytes;  // [template][rank]
-
-  Plan(int64_t chunk, std::vector<int> roles) : table{chunk, std::move(roles), {}, {}} {}
-
-  void add_template() {
-    table.templates.emplace_back();
-    src_bytes.emplace_back(table.roles.size());
-    dst_bytes.emplace_back(table.roles.size());
-  }
-  // Adds a copy to the last template, to behind what the destination gets already.
-  void add(int src, int dst, StridedBox box, bool reread = false) {
-    int64_t &from = src_bytes.back()[src], &to = dst_bytes.back()[dst];
-    box.copy.src_rank = src;
-    box.copy.dst_rank = dst;
-    if (!reread) box.copy.src_offset += from;
-    box.copy.dst_offset += to;
-    from = reread ? std::max(from, box.src_bytes) : from + box.src_bytes;
-    to += box.dst_bytes;
-    table.templates.back().push_back(box.copy);
-  }
-};
-
-Plan random_plan(std::mt19937& random, int max_leaves) {
-  auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
-  std::vector<int> roles(draw(1, 4));
-  const int sets = draw(0, 2);  // the same devices on both sides, disjoint ones, or any
-  for (size_t rank = 0; rank < roles.size(); ++rank) {
-    roles[rank] = sets == 0 || roles.size() == 1 ? 3 : sets == 1 ? 1 + rank % 2 : draw(1, 3);
-  }
-  Plan plan(draw(0, 1) ? 64 : draw(1, 9), roles);
-  for (int t = draw(1, 5); t > 0; --t) {
-    plan.add_template();
-    for (size_t src = 0; src < roles.size(); ++src) {
-      for (size_t dst = 0; dst < roles.size(); ++dst) {
-        if (!(roles[src] & kSends) || !(roles[dst] & kReceives)) continue;
-        for (int boxes = draw(0, 3); boxes > 0; --boxes) plan.add(src, dst, random_box(random, draw(1, 4)), draw(0, 1));
-      }
-    }
-  }
-  for (int leaves = draw(1, max_leaves); leaves > 0; --leaves) {
-    plan.table.leaf_template.push_back(draw(0, plan.table.templates.size() - 1));
-  }
-  return plan;
-}
-
 // Two senders, two receivers, three leaves in two chunks, and copies of each kind between any two.
 Plan every_kind_of_copy() {
   Plan plan(2, {kSends, kSends, kReceives, kReceives});
@@ -116,10 +68,11 @@ class Transfers {
     }
   }
 
-  // A rank's program for each step of a call. XLA may reorder the chunks. Ranks without a part in it do nothing.
+  // A rank's program for each step of a call. XLA may reorder the chunks, on all devices alike. Ranks without a part in
+  // it do nothing.
   void publish(uint32_t id, int rank) {
     if (!parsed_.sends(rank)) return;
-    for (int chunk : chunks(id, rank)) {
+    for (int chunk : chunks(2 * id)) {
       driver.enqueue(streams_[rank], [=] {
         each_leaf(chunk, [&](int leaf) {
           const Bytes bytes = made(id, leaf, rank);
@@ -133,7 +86,7 @@ class Transfers {
   }
   void receive(uint32_t id, int rank) {
     if (!parsed_.receives(rank)) return;
-    for (int chunk : chunks(id, rank)) {
+    for (int chunk : chunks(2 * id + 1)) {
       driver.enqueue(streams_[rank], [=] { overwrite(dst_[rank], chunk); });
       std::vector<void*> arrays;
       each_leaf(chunk, [&](int leaf) { arrays.push_back(dst_[rank][leaf].data()); });
@@ -181,28 +134,22 @@ class Transfers {
     std::shuffle(out.begin(), out.end(), random);
     return out;
   }
-  std::vector<int> chunks(uint32_t id, int rank) const {
-    std::mt19937 random(id * 8 + rank);
+  std::vector<int> chunks(uint32_t seed) const {
+    std::mt19937 random(seed);
     return shuffled(parsed_.num_chunks(), random);
   }
   template <typename Action>
   void each_leaf(int chunk, Action action) const {
     for (int leaf = parsed_.chunk_begin(chunk); leaf < parsed_.chunk_end(chunk); ++leaf) action(leaf);
   }
-  Bytes made(uint32_t id, int leaf, int rank) const {
-    Bytes out(src_[rank][leaf].size());
-    for (size_t i = 0; i < out.size(); ++i) out[i] = byte_at(id, leaf * 8 + rank, i);
-    return out;
-  }
+  Bytes made(uint32_t id, int leaf, int rank) const { return source_bytes(id, leaf, rank, src_[rank][leaf].size()); }
   void overwrite(std::vector<Bytes>& arrays, int chunk) const {
     each_leaf(chunk, [&](int leaf) { std::fill(arrays[leaf].begin(), arrays[leaf].end(), kPoison); });
   }
   void check_arrived(uint32_t id, int rank, int chunk) {
     bool equal = true;
     each_leaf(chunk, [&](int leaf) {
-      Bytes expected(dst_[rank][leaf].size(), kPoison);
-      for (const Copy& copy : parsed_.copies(leaf, rank)) copy_naively(copy, made(id, leaf, copy.src_rank), expected);
-      equal &= dst_[rank][leaf] == expected;
+      equal &= dst_[rank][leaf] == expected_arrays(plan_, parsed_, id, leaf)[rank];
     });
     CHECK(equal);
     --chunks_to_check_;
@@ -237,16 +184,15 @@ void test_events_and_streams_are_used_again() {
   t.finish();
 }
 
-void test_each_device_has_a_thread() {
-  for (uint32_t seed = 1; seed <= 8; ++seed) {
+void run_threads(int phases, uint32_t seeds, uint32_t calls) {
+  for (uint32_t seed = 1; seed <= seeds; ++seed) {
     std::mt19937 random(seed);
-    Transfers t(random_plan(random, 12), seed);
-    constexpr uint32_t kCalls = 30;
-    for (uint32_t id = 1; id <= kCalls; ++id) CHECK(t.exchange->begin(id, kLong));
+    Transfers t(random_plan(random, 12, phases), seed);
+    for (uint32_t id = 1; id <= calls; ++id) CHECK(t.exchange->begin(id, kLong));
     std::vector<std::thread> devices;
     for (int rank = 0; rank < t.ranks(); ++rank) {
-      devices.emplace_back([&t, rank] {
-        for (uint32_t id = 1; id <= kCalls; ++id) {
+      devices.emplace_back([&t, rank, calls] {
+        for (uint32_t id = 1; id <= calls; ++id) {
           t.publish(id, rank);
           t.receive(id, rank);
           t.driver.run(id % 16);
@@ -257,6 +203,71 @@ void test_each_device_has_a_thread() {
     }
     for (std::thread& device : devices) device.join();
     t.finish();
+  }
+}
+
+void test_each_device_has_a_thread() { run_threads(1, 8, 30); }
+void test_phases() {
+  run_threads(2, 30, 8);
+  run_threads(4, 15, 8);
+}
+
+// Three receivers of which each passes on a part of what it got.
+Plan ring() {
+  Plan plan(2, {kSends, kReceives, kReceives, kReceives});
+  plan.add_template();
+  for (int dst : {1, 2, 3}) plan.add(0, dst, {{0, 0, 0, 0, 4, {}}, 4, 4});
+  for (int dst : {1, 2, 3}) plan.forward(1, dst % 3 + 1, dst, {{0, 0, 0, 0, 4, {}}, 4, 4}, 4);
+  plan.table.leaf_template = {0, 0, 0};
+  return plan;
+}
+
+// Every call to the driver fails once: all devices hear of it, wherever they are, and none waits for ever.
+void test_failures_in_phases() {
+  int failures = 0;
+  for (const std::string function : {"cuEventRecord", "cuStreamWaitEvent", "cuMemcpyAsync"}) {
+    bool reached = true;
+    for (int n = 0; reached; ++n) {
+      Transfers t(ring(), n + 1, false);
+      t.driver.fail(function, n);
+      CHECK(t.exchange->begin(1, kLong));
+      std::string errors[4];
+      std::vector<std::thread> devices;
+      for (int rank = 0; rank < 4; ++rank) {
+        devices.emplace_back([&, rank] {
+          errors[rank] = error_of([&] {
+            t.publish(1, rank);
+            t.receive(1, rank);
+            t.release(1, rank);
+          });
+        });
+      }
+      for (std::thread& device : devices) device.join();
+      reached = std::any_of(errors, errors + 4, [](const std::string& error) { return !error.empty(); });
+      failures += reached;
+      for (const std::string& error : errors) {
+        CHECK(error.empty() || error == "jreshard: " + function + " failed: as told (700)");
+      }
+      CHECK(t.exchange->open_calls() == 0);
+      t.driver.run_all();
+    }
+  }
+  CHECK(failures > 20);
+}
+
+void test_timeouts_in_phases_name_the_missing() {
+  for (const int absent : {2, 3}) {
+    Transfers t(ring());
+    CHECK(t.exchange->begin(1, 0.5));
+    t.publish(1, 0);
+    std::thread other;
+    if (absent == 3) other = std::thread([&] { error_of([&] { t.receive(1, 2); }); });
+    const std::string text = error_of([&] { t.receive(1, 1); });  // reads from 2, is read by 3
+    if (other.joinable()) other.join();
+    CHECK(contains(text, "jreshard: transfer timed out after 0.5"));
+    CHECK(contains(text, absent == 2 ? "device 2 to receive" : "those who read what device 1 has received") ||
+          contains(text, "device 3 to receive"));
+    t.driver.run_all();
   }
 }
 
@@ -379,6 +390,9 @@ int main() {
       {"random_plans", test_random_plans},
       {"events_and_streams_are_used_again", test_events_and_streams_are_used_again},
       {"each_device_has_a_thread", test_each_device_has_a_thread},
+      {"phases", test_phases},
+      {"failures_in_phases", test_failures_in_phases},
+      {"timeouts_in_phases_name_the_missing", test_timeouts_in_phases_name_the_missing},
       {"failures_of_the_driver", test_failures_of_the_driver},
       {"timeouts_name_the_missing", test_timeouts_name_the_missing},
       {"aborts_reach_those_who_wait", test_aborts_reach_those_who_wait},

@@ -1,0 +1,38 @@
+// What processes tell each other about a call. One side publishes, the other reads, says that it has, and has that
+// confirmed; either may give up.
+//
+//   PUBLISH  source -> reader   "these are the addresses of a chunk's arrays; they may be read in this phase"
+//   DONE     reader -> source   "this rank has read all that it wants of your arrays in this chunk and phase"
+//   CONFIRM  source -> reader   "I had not given the arrays up by then: what was read counts"
+//   ABORT    any -> all others  "the call has failed, for this reason"
+//
+// A source that fails gives its memory back at once and asks nobody; a reader that still reads gets what it should not
+// use, and no CONFIRM: it fails too. Without CONFIRM a reader could not tell. Nothing waits for a CONFIRM but the
+// success of the receive (and the copies of later phases, which read its result), so no circle can come of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace jreshard {
+
+struct Message {
+  enum Kind : uint32_t { kPublish = 1, kDone = 2, kConfirm = 3, kAbort = 4 };
+
+  Kind kind = kAbort;
+  uint32_t call = 0;
+  int64_t key = 0;    // of the plan
+  int32_t rank = 0;   // whose arrays (PUBLISH) or who has read (DONE, CONFIRM); ABORT: the process that failed first
+  int32_t chunk = 0;  // not in ABORT
+  int32_t phase = 0;  // not in ABORT
+  std::vector<uint64_t> addresses = {};  // PUBLISH: one a leaf of the chunk
+  std::string reason = {};               // ABORT
+};
+
+std::vector<char> encode(const Message& message);
+// Throws std::invalid_argument where the bytes are not a message.
+Message decode(const char* bytes, size_t size);
+
+}  // namespace jreshard

@@ -1,0 +1,85 @@
+// The other processes that this one is linked to, and who hears what they tell about which call.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "descriptor.h"
+#include "peer_link.h"
+#include "peer_messages.h"
+
+namespace jreshard {
+
+class Peers : public std::enable_shared_from_this<Peers> {
+ public:
+  // An exchange with ranks in other processes. Called on the threads of links, never under a lock of Peers.
+  class Listener {
+   public:
+    virtual ~Listener() = default;
+    // A message about a call that is open. Messages of one process come in order.
+    virtual void heard(int process, const Message& message) = 0;
+    // A process is no longer linked; `error` says so with its name. Told for every open call.
+    virtual void lost(uint32_t call, int process, const std::string& error) = 0;
+  };
+  struct Heard {
+    int process;
+    Message message;
+  };
+
+  // `self` is the number by which the others know this process.
+  explicit Peers(int self) : self_(self) {}
+
+  int self() const { return self_; }
+
+  // Links `process`, whom errors call `name`. Throws std::exception where the socket cannot serve, or is not needed.
+  void connect(int process, Descriptor socket, std::string name);
+  void disconnect(int process);
+  bool connected(int process) const;
+  std::string name(int process) const;
+  // The id of a process that has introduced itself, else 0; also 0 where it lives in a PID namespace of its own.
+  pid_t pid(int process) const;
+  // Never blocks; to nobody where the process is not linked.
+  void send(int process, const Message& message);
+
+  // From now on `listener` hears of the call. Returns what has been heard of it already.
+  std::vector<Heard> open(int64_t key, uint32_t call, std::weak_ptr<Listener> listener);
+  // The call has ended: with an error, or with empty text.
+  void close(int64_t key, uint32_t call, const std::string& error);
+
+ private:
+  using CallKey = std::pair<int64_t, uint32_t>;
+  struct Peer {
+    std::shared_ptr<PeerLink> link;
+    uint64_t serial;
+    pid_t pid = 0;
+  };
+
+  void greeted(int process, uint64_t serial, pid_t pid);
+  void take(int process, uint64_t serial, Message message);
+  // Forgets the process, if this link is still its link, and tells all listeners.
+  void remove(int process, uint64_t serial, const std::string& why);
+  // With the lock held: keeps a message of a call that is not open. What to answer, if anything, is left in `answer`.
+  void keep(int process, Message message, Message& answer);
+  void allow_reading() const;
+
+  const int self_;
+  mutable std::mutex mutex_;
+  uint64_t links_made_ = 0;
+  std::map<int, Peer> peers_;
+  std::map<int, std::string> names_;  // of lost ones too
+  std::map<CallKey, std::weak_ptr<Listener>> open_;
+  std::map<CallKey, std::vector<Heard>> early_;  // of calls that are not open yet
+  std::deque<CallKey> early_order_;
+  size_t early_addresses_ = 0;
+  std::deque<std::pair<CallKey, std::string>> over_;  // the last calls that have ended
+};
+
+}  // namespace jreshard
