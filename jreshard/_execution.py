@@ -131,7 +131,7 @@ class Execution:
             with self._lock:
                 self._legs.clear()  # the next transfer makes new ones
             raise
-        if verify:
+        if verify and leg.launcher.party.takes_part:
             self._compare(leg, published, new, timeout)
         for i, array in zip(leg.places, _put(new, leg.far_targets), strict=True):
             out[i] = array

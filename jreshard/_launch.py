@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 from jax import Array
-from jax.sharding import NamedSharding
 
 from jreshard._compat import launching
 from jreshard._connection import Connection, NcclConnection, PullConnection
@@ -97,6 +96,8 @@ class Launcher:
 
     def run(self, published: Sequence[Array], into: Sequence[Array] | None, timeout: float) -> list[Array]:
         """Moves the published arrays; returns with arrays that become ready, or fail, by the timeout."""
+        if not self.party.takes_part:
+            return self._elsewhere()
         deadline = Deadline.after(timeout)
         with _launch_order if self._ordered else nullcontext(), self.party.news(deadline) as news:
             exchange, call = self._connection.meet(f"{self._what}, into={into is not None}", deadline)
@@ -155,9 +156,16 @@ class Launcher:
 
     def _receive(self, call: Any, into: Sequence[Array] | None) -> list[Array]:
         if not self._programs.receives:
-            return [_elsewhere(*target) for target in self._targets]
+            return self._elsewhere()
         new: list[Array] = self._receive_new(call) if into is None else self._receive_into(call, *into)
         return new
+
+    def _elsewhere(self) -> list[Array]:
+        """The new arrays as a process sees them that has none of their shards."""
+        return [
+            jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
+            for shape, sharding, dtype in self._targets
+        ]
 
 
 def _digest(route: Route, src_dtypes: Sequence[Any]) -> str:
@@ -167,8 +175,3 @@ def _digest(route: Route, src_dtypes: Sequence[Any]) -> str:
         for leaf, dtype in zip(route.leaves, src_dtypes, strict=True)
     ]
     return hashlib.blake2b(repr((route.fingerprint, leaves)).encode(), digest_size=8).hexdigest()
-
-
-def _elsewhere(shape: tuple[int, ...], sharding: NamedSharding, dtype: Any) -> Array:
-    """The global array of whose shards this process has none."""
-    return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)

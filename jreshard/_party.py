@@ -31,6 +31,11 @@ class Party:
         return self.processes == (self.process,)
 
     @property
+    def takes_part(self) -> bool:
+        """Whether this process has any of the devices."""
+        return self.process in self.processes
+
+    @property
     def leads(self) -> bool:
         """Whether this process decides where one has to."""
         return bool(self.process == self.processes[0])

@@ -42,7 +42,7 @@ def save_plot(runs: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> 
     axes.set_xlabel("GB/s in the busiest direction")
     axes.set_title(title)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.08), ncols=4, fontsize=8)
+        figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, format="png", dpi=120)
 

@@ -27,19 +27,23 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def conclude(outcome: Outcome, ceilings: Mapping[str, float] | None = None) -> dict[str, Any]:
+def conclude(outcome: Outcome, alone: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The figures of one run.
 
     Args:
         outcome: the samples.
-        ceilings: bytes a second of the hardware where the run cannot measure them all.
+        alone: the figures of the run in one process, to compare one across processes with, which cannot measure all of
+            the ceilings.
     """
     units = dict(outcome.units)
     measured = _ceilings(units.pop(CEILINGS, {}))
-    rates = {name: found["bytes_per_s"] for name, found in measured.items() if "bytes_per_s" in found}
-    references = {**(ceilings or {}), **rates}
     slowdown = _slowdown(units.pop(SLOWDOWN, {}))
-    out: dict[str, Any] = {"ceilings": measured, "cases": {n: _case(c, references) for n, c in units.items()}}
+    references = _rates(alone["ceilings"] if alone else {}) | _rates(measured)
+    cases = {key: _case(case, references) for key, case in units.items()}
+    if alone:
+        for key, case in cases.items():
+            _compare(case, alone["cases"].get(key, {"contenders": {}}))
+    out: dict[str, Any] = {"ceilings": measured, "cases": cases}
     if slowdown:
         out["slowdown"] = slowdown
     if outcome.losses:
@@ -47,9 +51,15 @@ def conclude(outcome: Outcome, ceilings: Mapping[str, float] | None = None) -> d
     return out
 
 
-def rates_of(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Bytes a second of the ceilings that `conclude` reported."""
-    return {n: found["bytes_per_s"] for n, found in figures["ceilings"].items() if "bytes_per_s" in found}
+def _rates(ceilings: Mapping[str, Any]) -> dict[str, float]:
+    return {name: found["bytes_per_s"] for name, found in ceilings.items() if "bytes_per_s" in found}
+
+
+def _compare(case: Mapping[str, Any], alone: Mapping[str, Any]) -> None:
+    for name, found in case["contenders"].items():
+        before = alone["contenders"].get(name, {})
+        if "median_s" in found and "median_s" in before:
+            found["of_one_process"] = before["median_s"] / found["median_s"]
 
 
 def faults(figures: Mapping[str, Any]) -> list[str]:
@@ -81,7 +91,9 @@ def _case(unit: Mapping[str, Any], references: Mapping[str, float]) -> dict[str,
     out = dict(unit) | {"ideal_s": ideal, "contenders": {}}
     medians = {n: statistics.median(c["ready_s"]) for n, c in unit["contenders"].items() if "ready_s" in c}
     for name, found in unit["contenders"].items():
-        out["contenders"][name] = kept = {k: v for k, v in found.items() if k not in ("ready_s", "returned_s", "tried_s")}
+        out["contenders"][name] = kept = {
+            k: v for k, v in found.items() if k not in ("ready_s", "returned_s", "tried_s")
+        }
         if name not in medians:
             continue
         kept |= spread(found["ready_s"])

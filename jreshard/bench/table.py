@@ -45,6 +45,8 @@ def _figures(found: Mapping[str, Any]) -> str:
     text += "".join(f"  {share:.3f} of {name}" for name, share in found["of"].items())
     if "times_device_put" in found:
         text += f"  {found['times_device_put']:.1f} x device_put"
+    if "of_one_process" in found:
+        text += f"  {found['of_one_process']:.2f} of one process"
     if found.get("extra_bytes") is not None:
         text += f"  extra memory {amount(found['extra_bytes'])}"
     if found.get("taken_outside_jax_bytes"):

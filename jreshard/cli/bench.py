@@ -88,7 +88,7 @@ def _request(args: argparse.Namespace) -> Any:
 def _measure(args: argparse.Namespace, request: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The figures of each run, and the whole report, which is printed and written as it grows."""
     from jreshard.bench.config import SLOWDOWN
-    from jreshard.bench.results import conclude, rates_of
+    from jreshard.bench.results import conclude
 
     report: dict[str, Any] = {}
 
@@ -98,7 +98,7 @@ def _measure(args: argparse.Namespace, request: Any) -> tuple[dict[str, Any], di
         return figures
 
     def across(outcome: Any) -> dict[str, Any]:
-        figures = conclude(outcome, rates_of(runs["one process"]))
+        figures = conclude(outcome, runs["one process"])
         report["two_processes"] = {"isolated": args.isolate, **figures}
         return figures
 

@@ -60,6 +60,7 @@ class Facts:
         versions: of the software, by name; a missing one is absent.
         process: this process's number.
         hosts: the host of each process, where known.
+        machines: for each such process, what is equal where two can reach each other's memory.
         devices: JAX's devices, those of other processes too.
         links: between devices of this process, by their places in `devices`, the lower first.
         refusals: for pairs as `pairs_of` gives them, and transports that jreshard does not offer between them, why not.
@@ -76,6 +77,7 @@ class Facts:
     versions: Mapping[str, str]
     process: int = 0
     hosts: Mapping[int, str] = field(default_factory=dict)
+    machines: Mapping[int, str] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
     refusals: Mapping[tuple[tuple[int, int], str], str] = field(default_factory=dict)

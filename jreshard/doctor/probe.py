@@ -1,6 +1,7 @@
 """Gathers the facts, in the process that it is called in. Takes no device memory."""
 
 import contextlib
+import json
 import os
 import platform
 import resource
@@ -15,7 +16,7 @@ from typing import Any
 
 import jax
 
-from jreshard import _compat, _driver, _native, _nccl
+from jreshard import _compat, _driver, _links, _native, _nccl
 from jreshard._driver import Driver, DriverError, open_driver
 from jreshard._transport import choose_transport
 from jreshard.doctor.facts import TRANSPORTS, Device, Facts, Link, pairs_of
@@ -37,7 +38,7 @@ def gather() -> Facts:
         platforms = os.environ.get("JAX_PLATFORMS", "")
         asked = f" (JAX_PLATFORMS is {platforms})" if platforms else ""
         return Facts(**facts, jax_fault=(_one_line(error) or "no usable platform") + asked)
-    facts |= {"process": jax.process_index(), "hosts": _hosts()}
+    facts |= _process_facts()
     try:
         driver = open_driver()
         on_driver = _driver_facts(driver, open_nvml(), jax_devices, versions)
@@ -48,16 +49,21 @@ def gather() -> Facts:
     return Facts(**facts, **on_driver, refusals=_refusals(jax_devices, on_driver["devices"]))
 
 
-def _hosts() -> dict[int, str]:
-    """The host of each process that tells it here in time."""
-    hosts = {jax.process_index(): socket.gethostname()}
+def _process_facts() -> dict[str, Any]:
+    """This process's number, and where each process runs that tells it here in time."""
+    mine = [socket.gethostname(), str(_links.facts()["machine"])]
+    said = {jax.process_index(): mine}
     if client := _compat.distributed_client():
-        _compat.coordination_set(client, f"{_KEY}{jax.process_index()}", socket.gethostname())
+        _compat.coordination_set(client, f"{_KEY}{jax.process_index()}", json.dumps(mine))
         end = time.monotonic() + _HOSTS_SECONDS
         for process in range(jax.process_count()):
-            if name := _compat.coordination_get(client, f"{_KEY}{process}", max(0, end - time.monotonic())):
-                hosts[process] = name
-    return hosts
+            if text := _compat.coordination_get(client, f"{_KEY}{process}", max(0, end - time.monotonic())):
+                said[process] = json.loads(text)
+    return {
+        "process": jax.process_index(),
+        "hosts": {process: host for process, (host, _) in said.items()},
+        "machines": {process: machine for process, (_, machine) in said.items()},
+    }
 
 
 def _refusals(jax_devices: list[Any], devices: tuple[Device, ...]) -> dict[tuple[tuple[int, int], str], str]:

@@ -19,9 +19,9 @@ def as_text(facts: Facts, judged: list[Verdict], found: list[Finding]) -> str:
 
 def as_json(facts: Facts, judged: list[Verdict], found: list[Finding]) -> str:
     """The same for programs; devices are numbered in the order of `devices`."""
-    out = asdict(replace(facts, links={}, refusals={}))
+    out = asdict(replace(facts, links={}, machines={}, refusals={}))
     out["links"] = [{"pair": pair, "kind": link.kind, "lanes": link.lanes} for pair, link in facts.links.items()]
-    del out["refusals"]  # which the verdicts repeat
+    del out["machines"], out["refusals"]  # which the verdicts repeat
     out["transports"] = [asdict(verdict) for verdict in judged]
     out["findings"] = [asdict(finding) for finding in found]
     out["ok"] = not any(finding.fault for finding in found)

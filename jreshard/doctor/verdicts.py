@@ -76,11 +76,12 @@ def _judge_peers(facts: Facts, pair: tuple[int, int]) -> tuple[bool | None, str]
 
 def _judge_processes(facts: Facts, transport: str, a: Device, b: Device) -> tuple[bool | None, str]:
     """A transport that reads another process's memory."""
-    hosts = [facts.hosts.get(device.process) for device in (a, b)]
-    if None in hosts:
-        return None, "the other process's host is not known here"
-    if hosts[0] != hosts[1]:
-        return False, f"they are on two hosts, {hosts[0]} and {hosts[1]}"
+    machines = [facts.machines.get(device.process) for device in (a, b)]
+    if None in machines:
+        return None, "where the other process runs is not known here"
+    if machines[0] != machines[1]:
+        hosts = [facts.hosts[device.process] for device in (a, b)]
+        return False, f"they run on two machines, or in two containers: {hosts[0]} and {hosts[1]}"
     if transport == "p2p":
         if facts.allocator in _UNEXPORTABLE:
             return False, f"memory of XLA_PYTHON_CLIENT_ALLOCATOR={facts.allocator} cannot be exported to a process"

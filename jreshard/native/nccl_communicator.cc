@@ -1,6 +1,7 @@
 #include "nccl_communicator.h"
 
-#include <memory>
+#include <algorithm>
+#include <exception>
 #include <stdexcept>
 #include <thread>
 
@@ -23,14 +24,18 @@ void pause_since(NcclCommunicator::Clock::time_point begin) {
 
 // A byte of device memory for each rank to send and receive, and a stream to do so.
 struct WarmUp {
-  WarmUp(const cuda::Driver& driver, int ordinal, size_t bytes) : driver(driver), context(driver, ordinal) {
+  WarmUp(const WarmUp&) = delete;
+  WarmUp& operator=(const WarmUp&) = delete;
+  WarmUp(const cuda::Driver& driver, int ordinal) : driver(driver), context(driver, ordinal) {}
+  void allocate(size_t bytes) {
     const cuda::CurrentContext current(driver, context.get());
     cuda::check(driver, driver.StreamCreate(&stream, cuda::kStreamNonBlocking), "cuStreamCreate");
     cuda::check(driver, driver.MemAlloc(&memory, bytes), "cuMemAlloc");
   }
   ~WarmUp() {
     const cuda::CurrentContext current(driver, context.get());
-    if (memory) driver.MemFree(memory);
+    // Freeing waits for the device: a kernel that even an abort did not end would hold it up for ever.
+    if (memory && driver.StreamQuery(stream) != cuda::kNotReady) driver.MemFree(memory);
     if (stream) driver.StreamDestroy(stream);
   }
   bool done() {
@@ -49,6 +54,13 @@ struct WarmUp {
 };
 
 }  // namespace
+
+// Communicators that are being aborted, which may outlast their owner.
+struct NcclCommunicator::Aborts {
+  std::mutex mutex;
+  std::condition_variable changed;
+  size_t left = 0;
+};
 
 // Keeps abort() from freeing the communicators while a thread is in NCCL.
 class NcclCommunicator::Use {
@@ -102,14 +114,14 @@ void NcclCommunicator::group(const std::vector<int>& ranks, Clock::time_point de
                              const std::function<void()>& add) {
   const Use use(*this);
   nccl::check(library_, library_.GroupStart(), "ncclGroupStart");
-  std::string error;
+  std::exception_ptr error;
   try {
     add();
-  } catch (const std::runtime_error& e) {
-    error = e.what();
+  } catch (...) {
+    error = std::current_exception();
   }
-  const nccl::Result ended = library_.GroupEnd();
-  if (!error.empty()) throw std::runtime_error(error);
+  const nccl::Result ended = library_.GroupEnd();  // also then: the thread would stay within the group
+  if (error) std::rethrow_exception(error);
   nccl::check(library_, ended, what);
   for (int rank : ranks) settle(rank, deadline, what);
 }
@@ -144,7 +156,8 @@ void NcclCommunicator::warm_up(const std::vector<std::pair<int, int>>& pairs, Cl
   for (const auto& [from, to] : pairs) {
     for (int rank : {from, to}) {
       if (!is_local(rank) || locals.count(rank)) continue;
-      locals[rank] = std::make_unique<WarmUp>(driver_, ordinals_.at(rank), 2 * peers);
+      locals[rank] = std::make_unique<WarmUp>(driver_, ordinals_.at(rank));
+      locals[rank]->allocate(2 * peers);
       ranks.push_back(rank);
     }
   }
@@ -191,37 +204,39 @@ void NcclCommunicator::exchange(int rank, const std::vector<Message>& sends, con
 }
 
 void NcclCommunicator::abort(const std::string& reason) {
-  std::map<int, nccl::Comm> comms;
+  std::shared_ptr<Aborts> aborts;
   {
     std::unique_lock<std::mutex> lock(mutex_);
     if (broken_.empty()) broken_ = reason;
     idle_.wait_for(lock, kAbortPatience, [&] { return uses_ == 0; });
-    comms.swap(comms_);
+    if (!aborts_) start_aborts();
+    aborts = aborts_;
   }
-  struct Progress {
-    std::mutex mutex;
-    std::condition_variable changed;
-    size_t left;
-  };
-  const auto progress = std::make_shared<Progress>();
-  progress->left = comms.size();
-  for (const auto& [rank, comm] : comms) {
+  std::unique_lock<std::mutex> lock(aborts->mutex);
+  aborts->changed.wait_for(lock, kAbortPatience, [&] { return aborts->left == 0; });
+}
+
+// With the lock held.
+void NcclCommunicator::start_aborts() {
+  aborts_ = std::make_shared<Aborts>();
+  aborts_->left = comms_.size();
+  for (const auto& [rank, comm] : comms_) {
     // Abort may never return when a peer is gone; then its thread stays behind.
-    std::thread([&library = library_, comm = comm, progress] {
+    std::thread([&library = library_, comm = comm, aborts = aborts_] {
       library.CommAbort(comm);
-      std::lock_guard<std::mutex> lock(progress->mutex);
-      if (--progress->left == 0) progress->changed.notify_all();
+      std::lock_guard<std::mutex> lock(aborts->mutex);
+      if (--aborts->left == 0) aborts->changed.notify_all();
     }).detach();
   }
-  std::unique_lock<std::mutex> lock(progress->mutex);
-  progress->changed.wait_for(lock, kAbortPatience, [&] { return progress->left == 0; });
+  comms_.clear();
 }
 
 std::string NcclCommunicator::broken() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [rank, comm] : comms_) {
     nccl::Result state = nccl::kSuccess;
-    library_.CommGetAsyncError(comm, &state);
+    const nccl::Result asked = library_.CommGetAsyncError(comm, &state);
+    if (asked != nccl::kSuccess) state = asked;
     if (broken_.empty() && state != nccl::kSuccess && state != nccl::kInProgress) {
       broken_ = std::string("jreshard: NCCL failed: ") + library_.GetErrorString(state);
     }

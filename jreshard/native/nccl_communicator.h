@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -46,13 +47,15 @@ class NcclCommunicator {
   void exchange(int rank, const std::vector<Message>& sends, const std::vector<Message>& receives, cuda::Stream stream,
                 Clock::time_point deadline);
 
-  // Gives up: kernels that wait for peers end. Returns within seconds even where NCCL does not. From any thread.
+  // Gives up: kernels that wait for peers end, before this returns; it returns within seconds even where NCCL does not.
+  // From any thread.
   void abort(const std::string& reason);
   // Why the communicator is of no use any more, errors that NCCL found after a launch included; else empty.
   std::string broken();
   bool is_local(int rank) const { return ordinals_.count(rank); }
 
  private:
+  struct Aborts;
   class Use;
 
   void join(int ranks, const nccl::UniqueId& id, Clock::time_point deadline);
@@ -61,6 +64,7 @@ class NcclCommunicator {
              const std::function<void()>& add);
   nccl::Comm comm_of(int rank);
   void settle(int rank, Clock::time_point deadline, const char* what);
+  void start_aborts();
 
   const nccl::Library& library_;
   const cuda::Driver& driver_;
@@ -69,6 +73,7 @@ class NcclCommunicator {
   std::condition_variable idle_;
   std::map<int, nccl::Comm> comms_;  // by local rank; empty once aborted
   int uses_ = 0;                     // threads that are in NCCL with one of `comms_`
+  std::shared_ptr<Aborts> aborts_;   // once aborted
   std::string broken_;
 };
 

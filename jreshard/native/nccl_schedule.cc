@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 
@@ -123,88 +124,126 @@ class Side {
   int64_t operations_ = 0;
 };
 
+// The end of a piece at which a rank stands.
+enum class End { kSender, kReceiver };
+
 // A piece with its leaf, as one end of it is noted.
 struct Placed {
   int leaf;
   const Piece* piece;
+
+  bool staged(End end) const { return end == End::kSender ? piece->src_staged : piece->dst_staged; }
+  int peer(End end) const { return end == End::kSender ? piece->copy.dst_rank : piece->copy.src_rank; }
+  int64_t offset(End end) const { return end == End::kSender ? piece->copy.src_offset : piece->copy.dst_offset; }
+  // Whether it may share a message with its neighbours: it passes through slots on both sides.
+  bool merges() const { return piece->src_staged && piece->dst_staged; }
 };
 
-// Whether the piece may share a message with its neighbours: it passes through slots on both sides.
-bool merges(const Piece& piece) { return piece.src_staged && piece.dst_staged; }
+using PlacedByWave = std::map<int, std::vector<Placed>>;
 
-// Appends the message of a piece, which `staged` says is in the slot at `at` on this side.
-void add_message(std::vector<NcclSchedule::Message>& out, int peer, const Placed& placed, bool staged, int64_t offset,
-                 bool merge) {
+// Places the pieces of one chunk in waves, and notes what the local ranks have to do with them.
+class Placement {
+ public:
+  Placement(const std::vector<bool>& local, int64_t slot_bytes)
+      : local_(local), slot_bytes_(slot_bytes), sends_(local.size()), receives_(local.size()), sent_(local.size()),
+        received_(local.size()) {}
+
+  // Into the first wave with room on both sides, but none before the latest of either: pieces keep their order.
+  void add(int leaf, const Piece& piece) {
+    const int src = piece.copy.src_rank, dst = piece.copy.dst_rank;
+    const int64_t out = piece.src_staged ? piece.copy.bytes() : 0, in = piece.dst_staged ? piece.copy.bytes() : 0;
+    int wave = std::max(sends_[src].wave(), receives_[dst].wave());
+    while (!sends_[src].fits(wave, out, slot_bytes_) || !receives_[dst].fits(wave, in, slot_bytes_)) ++wave;
+    sends_[src].add(wave, out);
+    receives_[dst].add(wave, in);
+    if (local_[src]) sent_[src][wave].push_back({leaf, &piece});
+    if (local_[dst]) received_[dst][wave].push_back({leaf, &piece});
+  }
+  PlacedByWave& at(int rank, End end) { return end == End::kSender ? sent_[rank] : received_[rank]; }
+
+ private:
+  const std::vector<bool>& local_;
+  const int64_t slot_bytes_;
+  std::vector<Side> sends_, receives_;
+  std::vector<PlacedByWave> sent_, received_;  // [rank]
+};
+
+// Lets a piece join the message before, or gives it one of its own.
+void add_message(std::vector<NcclSchedule::Message>& out, const Placed& placed, End end, int64_t slot_offset,
+                 bool join) {
   const int64_t bytes = placed.piece->copy.bytes();
-  if (merge && !out.empty() && out.back().peer == peer) {
+  const int peer = placed.peer(end);
+  if (join && !out.empty() && out.back().peer == peer) {
     out.back().bytes += bytes;
+  } else if (placed.staged(end)) {
+    out.push_back({peer, -1, slot_offset, bytes});
   } else {
-    out.push_back({peer, staged ? -1 : placed.leaf, offset, bytes});
+    out.push_back({peer, placed.leaf, placed.offset(end), bytes});
   }
 }
 
-// The sending or the receiving half of a wave on one rank. `placed` is sorted by peer.
-int64_t finish(const std::vector<Placed>& placed, bool sending, std::vector<NcclSchedule::Message>& messages,
-               std::vector<NcclSchedule::Staged>& copies) {
+// The copy of a staged piece between its array and the slot.
+Copy slot_copy(Copy copy, End end, int64_t slot_offset) {
+  (end == End::kSender ? copy.dst_offset : copy.src_offset) = slot_offset;
+  make_dense(copy, end == End::kSender ? &Dim::dst_stride : &Dim::src_stride);
+  return copy;
+}
+
+// The sending or the receiving half of a wave on one rank, peer by peer.
+void add_half(std::vector<Placed>& placed, End end, std::vector<NcclSchedule::Message>& messages,
+              std::vector<NcclSchedule::Staged>& copies) {
+  std::stable_sort(placed.begin(), placed.end(),
+                   [end](const Placed& a, const Placed& b) { return a.peer(end) < b.peer(end); });
   int64_t slot = 0;
   bool merged_before = false;
   for (const Placed& p : placed) {
-    const Copy& copy = p.piece->copy;
-    const bool staged = sending ? p.piece->src_staged : p.piece->dst_staged;
-    const bool merge = merges(*p.piece);
-    const int peer = sending ? copy.dst_rank : copy.src_rank;
-    const int64_t offset = staged ? slot : sending ? copy.src_offset : copy.dst_offset;
-    add_message(messages, peer, p, staged, offset, merge && merged_before);
-    merged_before = merge;
-    if (!staged) continue;
-    Copy to_slot = copy;
-    (sending ? to_slot.dst_offset : to_slot.src_offset) = slot;
-    make_dense(to_slot, sending ? &Dim::dst_stride : &Dim::src_stride);
-    copies.push_back({p.leaf, std::move(to_slot)});
-    slot += copy.bytes();
+    add_message(messages, p, end, slot, p.merges() && merged_before);
+    merged_before = p.merges();
+    if (!p.staged(end)) continue;
+    copies.push_back({p.leaf, slot_copy(p.piece->copy, end, slot)});
+    slot += p.piece->copy.bytes();
   }
-  return slot;
+}
+
+// The waves in which a rank has a part.
+std::vector<NcclSchedule::Wave> waves_of(int rank, Placement& placement) {
+  std::map<int, NcclSchedule::Wave> by_number;
+  for (auto& [number, placed] : placement.at(rank, End::kSender)) {
+    NcclSchedule::Wave& wave = by_number[number];
+    add_half(placed, End::kSender, wave.sends, wave.pack);
+  }
+  for (auto& [number, placed] : placement.at(rank, End::kReceiver)) {
+    NcclSchedule::Wave& wave = by_number[number];
+    add_half(placed, End::kReceiver, wave.receives, wave.unpack);
+  }
+  std::vector<NcclSchedule::Wave> waves;
+  for (auto& [number, wave] : by_number) waves.push_back(std::move(wave));
+  return waves;
+}
+
+int64_t bytes_of(const std::vector<NcclSchedule::Staged>& copies) {
+  int64_t bytes = 0;
+  for (const NcclSchedule::Staged& s : copies) bytes += s.copy.bytes();
+  return bytes;
 }
 
 }  // namespace
 
 NcclSchedule::NcclSchedule(const CopyPlan& plan, const std::vector<bool>& local, int64_t slot_bytes)
     : num_ranks_(plan.num_ranks()), waves_(static_cast<size_t>(plan.num_chunks()) * plan.num_ranks()) {
-  std::vector<std::vector<Piece>> templates(plan.num_templates());
+  if (plan.num_phases() > 1) throw std::invalid_argument("copies in several phases cannot be carried out over NCCL");
+  std::vector<std::vector<Piece>> by_template(plan.num_templates());
   for (int chunk = 0; chunk < plan.num_chunks(); ++chunk) {
-    std::vector<Side> sends(num_ranks_), receives(num_ranks_);
-    // [rank], by wave: what the rank sends and receives.
-    std::vector<std::map<int, std::vector<Placed>>> sent(num_ranks_), received(num_ranks_);
+    Placement placement(local, slot_bytes);
     for (int leaf = plan.chunk_begin(chunk); leaf < plan.chunk_end(chunk); ++leaf) {
-      std::vector<Piece>& pieces = templates[plan.template_of(leaf)];
+      std::vector<Piece>& pieces = by_template[plan.template_of(leaf)];
       if (pieces.empty()) pieces = pieces_of(plan, leaf, slot_bytes);
-      for (const Piece& piece : pieces) {
-        const int src = piece.copy.src_rank, dst = piece.copy.dst_rank;
-        const int64_t out = piece.src_staged ? piece.copy.bytes() : 0, in = piece.dst_staged ? piece.copy.bytes() : 0;
-        int wave = std::max(sends[src].wave(), receives[dst].wave());
-        while (!sends[src].fits(wave, out, slot_bytes) || !receives[dst].fits(wave, in, slot_bytes)) ++wave;
-        sends[src].add(wave, out);
-        receives[dst].add(wave, in);
-        if (local[src]) sent[src][wave].push_back({leaf, &piece});
-        if (local[dst]) received[dst][wave].push_back({leaf, &piece});
-      }
+      for (const Piece& piece : pieces) placement.add(leaf, piece);
     }
-    for (int rank = 0; rank < num_ranks_; ++rank) {
-      std::map<int, Wave> waves;
-      for (auto& [wave, placed] : sent[rank]) {
-        std::stable_sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) {
-          return a.piece->copy.dst_rank < b.piece->copy.dst_rank;
-        });
-        staged_bytes_ = std::max(staged_bytes_, finish(placed, true, waves[wave].sends, waves[wave].pack));
-      }
-      for (auto& [wave, placed] : received[rank]) {
-        std::stable_sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) {
-          return a.piece->copy.src_rank < b.piece->copy.src_rank;
-        });
-        staged_bytes_ = std::max(staged_bytes_, finish(placed, false, waves[wave].receives, waves[wave].unpack));
-      }
-      for (auto& [wave, done] : waves) waves_[chunk * num_ranks_ + rank].push_back(std::move(done));
-    }
+    for (int rank = 0; rank < num_ranks_; ++rank) waves_[chunk * num_ranks_ + rank] = waves_of(rank, placement);
+  }
+  for (const std::vector<Wave>& waves : waves_) {
+    for (const Wave& wave : waves) staged_bytes_ = std::max({staged_bytes_, bytes_of(wave.pack), bytes_of(wave.unpack)});
   }
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jreshard.bench.plot import save_plot
-from jreshard.bench.results import conclude, faults, rates_of, spread
+from jreshard.bench.results import conclude, faults, spread
 from jreshard.bench.session import Outcome
 from jreshard.bench.table import as_text
 
@@ -70,8 +70,11 @@ def test_figures() -> None:
 
 def test_a_run_without_ceilings_is_held_against_those_of_another() -> None:
     alone = conclude(outcome(one=CASE))
-    across = conclude(Outcome(units={"one": CASE}), rates_of(alone))
-    assert across["cases"]["one"]["contenders"]["p2p into"]["of"] == {"copy engine": pytest.approx(0.8)}
+    slower = CASE | {"contenders": {"p2p into": {"ready_s": [0.05], "returned_s": [0.05]}}}
+    across = conclude(Outcome(units={"one": slower}), alone)
+    p2p = across["cases"]["one"]["contenders"]["p2p into"]
+    assert p2p["of"] == {"copy engine": pytest.approx(0.4)}
+    assert p2p["of_one_process"] == pytest.approx(0.5)
 
 
 def test_faults() -> None:

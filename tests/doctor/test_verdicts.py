@@ -29,7 +29,10 @@ TWO_GPUS = Facts(
     links={(0, 1): Link("nvlink", 18)},
     refusals=refuse(host="is for CPU devices"),
 )
-TWO_PROCESSES = replace(TWO_GPUS, hosts={0: "here", 1: "here"}, devices=(gpu(0), gpu(1, 1, None)), links={})
+TWO_PROCESSES = replace(
+    TWO_GPUS, hosts={0: "here", 1: "here"}, machines={0: "m", 1: "m"}, devices=(gpu(0), gpu(1, 1, None)), links={}
+)
+TWO_MACHINES = replace(TWO_PROCESSES, hosts={0: "here", 1: "there"}, machines={0: "m", 1: "n"})
 
 
 def judge(facts: Facts) -> dict[str, bool | None]:
@@ -56,8 +59,8 @@ def notes(facts: Facts) -> list[str]:
         (TWO_PROCESSES, {"host": False, "p2p": None, "nccl": True}),
         (replace(TWO_GPUS, links={(0, 1): Link("none")}), {"host": False, "p2p": False, "nccl": True}),
         (replace(TWO_GPUS, nccl_fault="is missing"), {"host": False, "p2p": True, "nccl": False}),
-        (replace(TWO_PROCESSES, hosts={0: "here", 1: "there"}), {"host": False, "p2p": False, "nccl": True}),
-        (replace(TWO_PROCESSES, hosts={0: "here"}), {"host": False, "p2p": None, "nccl": True}),
+        (TWO_MACHINES, {"host": False, "p2p": False, "nccl": True}),
+        (replace(TWO_PROCESSES, machines={0: "m"}), {"host": False, "p2p": None, "nccl": True}),
         (replace(TWO_PROCESSES, allocator="cuda_async"), {"host": False, "p2p": False, "nccl": True}),
         (replace(TWO_PROCESSES, devices=(gpu(0, 0, False), gpu(1, 1))), {"host": False, "p2p": False, "nccl": True}),
     ],
@@ -69,7 +72,7 @@ def test_which_transports_work(facts: Facts, expected: dict[str, bool | None]) -
 
 def test_the_reason_is_said() -> None:
     assert "XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async" in reasons(replace(TWO_PROCESSES, allocator="cuda_async"))["p2p"]
-    assert "here and there" in reasons(replace(TWO_PROCESSES, hosts={0: "here", 1: "there"}))["p2p"]
+    assert "here and there" in reasons(TWO_MACHINES)["p2p"]
     assert "cuDeviceCanAccessPeer" in reasons(replace(TWO_GPUS, links={(0, 1): Link("none")}))["p2p"]
     assert reasons(replace(TWO_GPUS, nccl_fault="is missing"))["nccl"] == "is missing"
 
@@ -78,8 +81,11 @@ def test_a_pair_without_a_transport_is_a_fault() -> None:
     facts = replace(TWO_GPUS, links={(0, 1): Link("none")}, nccl_fault="NCCL is missing")
     assert faults(facts) == ["no transport works between cuda:0 and cuda:1"]
     cpus = replace(TWO_CPUS, devices=(TWO_CPUS.devices[0], replace(TWO_CPUS.devices[1], process=1)))
-    assert faults(replace(cpus, hosts={0: "here", 1: "there"})) == ["no transport works between cpu:0 and cpu:1"]
-    assert faults(replace(cpus, hosts={0: "here", 1: "here"})) == []
+    hosts = {0: "here", 1: "there"}
+    assert faults(replace(cpus, hosts=hosts, machines={0: "m", 1: "n"})) == [
+        "no transport works between cpu:0 and cpu:1"
+    ]
+    assert faults(replace(cpus, hosts=hosts, machines={0: "m", 1: "m"})) == []
 
 
 def test_only_pairs_of_this_process_are_judged() -> None:
