@@ -1,16 +1,14 @@
 """The ways to move a tree that are compared."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 
 import jreshard
-
-Shardings = Mapping[str, NamedSharding]
+from jreshard.bench.pattern import Shardings
 
 DEVICE_PUT = "device_put"
 #: What transports that write into the memory of an old result are called after the transport's name.

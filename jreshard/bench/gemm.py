@@ -3,7 +3,9 @@
 Names and numbers are those of cublas_v2.h.
 """
 
+import contextlib
 import ctypes
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,15 @@ import jax.numpy as jnp
 from jreshard.bench.gpu import Gpu, pointer
 
 _SIDE = 8192  # 1.1e12 operations, some 1.5 ms of an H200
-_COUNT = 40
+_COUNT = 100
 _NONE = 0  # CUBLAS_OP_N
 _BF16, _COMPUTE_FP32, _DEFAULT = 14, 68, -1  # CUDA_R_16BF, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT
 _MAPS = Path("/proc/self/maps")
+_PACKAGES = {"nvidia.cu13": "libcublas.so.13", "nvidia.cublas": "libcublas.so.12"}
 
 
 def open_cublas(device: Any) -> Any:
-    """cuBLAS of this process, which JAX loads with its first matrix product.
+    """cuBLAS of this process, which JAX loads with its first matrix product, or of the package that JAX depends on.
 
     Raises:
         OSError: there is none.
@@ -29,7 +32,17 @@ def open_cublas(device: Any) -> Any:
     ones = jax.device_put(jnp.ones((256, 256), jnp.bfloat16), device)
     jax.block_until_ready(ones @ ones)
     found = re.search(r"/\S*libcublas\.so\S*", _MAPS.read_text())
-    return ctypes.CDLL(found[0] if found else "libcublas.so.13")
+    return ctypes.CDLL(found[0] if found else _installed())
+
+
+def _installed() -> str:
+    with contextlib.suppress(ModuleNotFoundError):  # no packages of NVIDIA at all
+        for package, soname in _PACKAGES.items():
+            spec = importlib.util.find_spec(package)
+            for folder in (spec.submodule_search_locations if spec else None) or []:
+                if (path := Path(folder) / "lib" / soname).exists():
+                    return str(path)
+    return next(iter(_PACKAGES.values()))
 
 
 class MatrixProducts:

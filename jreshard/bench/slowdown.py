@@ -34,7 +34,10 @@ def run(context: Context, unit: str, scale: float, skipped: Sequence[str]) -> di
         The bytes of a move, and for each way the seconds of the products, and how many moves ended beside them.
     """
     _, shapes = context.fitting(_CASE, scale, copies=2)
-    cublas = open_cublas(context.devices[0])
+    try:
+        cublas = open_cublas(context.devices[0])
+    except OSError as error:
+        return {"contenders": {ALONE: failure(error)}}
     products = [  # on streams of their own
         MatrixProducts(cublas, Gpu(gpu.driver, gpu.ordinal), context.devices[rank])
         for rank, gpu in context.gpus.items()

@@ -8,7 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jreshard.bench.cases import CASES
+from jreshard.bench.config import CEILINGS, SLOWDOWN
+from jreshard.bench.results import conclude, faults
+from jreshard.bench.session import Outcome, Refused, Request, measure
+from jreshard.bench.table import as_text
 from jreshard.cli.errors import UsageError, require_extra
+from jreshard.doctor.facts import TRANSPORTS
 
 DEFAULT_ROUNDS = 9
 DEFAULT_TIMEOUT = 60.0
@@ -27,7 +33,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a bar chart; default: beside the JSON file")
-    parser.add_argument("--cases", type=_words, metavar="A,B,...", help="only these; --cases list names them")
+    parser.add_argument("--cases", type=_words, metavar="A,B,...", help="only these; `--cases list` names them")
     parser.add_argument("--transports", type=_words, default=[], metavar="A,B,...", help="only these, such as p2p,nccl")
     parser.add_argument("--rounds", type=_positive, default=DEFAULT_ROUNDS, help="default: %(default)s")
     parser.add_argument("--scale", type=_scale, help="factor on the bytes of all cases; default: 1, or 1/64 on CPUs")
@@ -52,76 +58,58 @@ def run(args: argparse.Namespace) -> int:
     for path in filter(None, (args.json, plot)):
         if not path.absolute().parent.is_dir():
             raise UsageError(f"{path}: no such directory: {path.parent}")
-    from jreshard.bench.cases import CASES
-
     if args.cases == ["list"]:
         for name, case in CASES.items():
             print(f"{name:28}{case.title(case.shapes())}")
+        print(f"{SLOWDOWN:28}matrix products on both GPUs while bytes move")
         return 0
     runs, report = _measure(args, _request(args))
-    if plot:
+    if plot and report["host"]:
         from jreshard.bench.plot import save_plot
 
         save_plot(runs, f"{report['host']['devices']}, {report['host']['link'] or 'no link'}", plot)
-    from jreshard.bench.results import faults
-
     wrong = [fault for figures in runs.values() for fault in faults(figures)]
     for fault in wrong:
         print(f"bench failed: {fault}", file=sys.stderr)
     return 1 if wrong else 0
 
 
-def _request(args: argparse.Namespace) -> Any:
-    from jreshard.bench.cases import CASES
-    from jreshard.bench.config import CEILINGS, SLOWDOWN
-    from jreshard.bench.session import Request
-    from jreshard.doctor.facts import TRANSPORTS
-
-    for name, known in (("cases", CASES), ("transports", TRANSPORTS)):
+def _request(args: argparse.Namespace) -> Request:
+    choices = [*CASES, SLOWDOWN]
+    for name, known in (("cases", choices), ("transports", TRANSPORTS)):
         if unknown := [word for word in getattr(args, name) or [] if word not in known]:
             raise UsageError(f"--{name}: no {', '.join(unknown)}; there are {', '.join(known)}")
-    units = [CEILINGS, *(name for name in CASES if not args.cases or name in args.cases)]
-    units += [] if args.cases else [SLOWDOWN]
+    units = [CEILINGS, *(name for name in choices if not args.cases or name in args.cases)]
     return Request(units, args.transports, args.rounds, args.scale, args.timeout)
 
 
-def _measure(args: argparse.Namespace, request: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _measure(args: argparse.Namespace, request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
     """The figures of each run, and the whole report, which is printed and written as it grows."""
-    from jreshard.bench.config import SLOWDOWN
-    from jreshard.bench.results import conclude
-
     report: dict[str, Any] = {}
 
-    def alone(outcome: Any) -> dict[str, Any]:
+    def alone(outcome: Outcome) -> dict[str, Any]:
         figures = conclude(outcome)
         report.update(host=outcome.host, versions=outcome.versions, **figures)
+        _write(args.json, report)
         return figures
 
-    def across(outcome: Any) -> dict[str, Any]:
+    def across(outcome: Outcome) -> dict[str, Any]:
         figures = conclude(outcome, runs["one process"])
         report["two_processes"] = {"isolated": args.isolate, **figures}
+        _write(args.json, report)
         return figures
 
-    runs = {"one process": _run(args, request, "one process", report, alone)}
+    runs = {"one process": _run(request, "one process", alone)}
     if args.processes > 1:
         units = [unit for unit in request.units if unit != SLOWDOWN]
         request = replace(request, units=units, processes=args.processes, isolated=args.isolate)
-        runs["two processes"] = _run(args, request, "two processes", report, across)
+        runs["two processes"] = _run(request, "two processes", across)
     return runs, report
 
 
-def _run(
-    args: argparse.Namespace,
-    request: Any,
-    title: str,
-    report: Mapping[str, Any],
-    conclude: Callable[[Any], dict[str, Any]],
-) -> dict[str, Any]:
-    """One run's figures."""
+def _run(request: Request, title: str, report: Callable[[Outcome], dict[str, Any]]) -> dict[str, Any]:
+    """The figures of one run, as `report` makes them of what has been measured so far."""
     from tqdm import tqdm
-
-    from jreshard.bench.session import Refused, measure
-    from jreshard.bench.table import as_text
 
     print(f"--- {title}", flush=True)
     with tqdm(desc=title, unit="turn", total=1, disable=None) as bar:
@@ -131,15 +119,13 @@ def _run(
             bar.set_postfix_str(what, refresh=False)
             bar.update(done - bar.n)
 
-        def watch(outcome: Any, unit: str) -> None:
-            text = as_text(conclude(outcome), unit)
-            _write(args.json, report)
-            if text:
+        def watch(outcome: Outcome, unit: str) -> None:
+            if text := as_text(report(outcome), unit):
                 with bar.external_write_mode():
                     print(text, flush=True)
 
         try:
-            return conclude(measure(request, progress, watch))
+            return report(measure(request, progress, watch))
         except Refused as error:
             raise UsageError(str(error)) from error
 

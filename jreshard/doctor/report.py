@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from itertools import groupby
 
 from jreshard.doctor.facts import TRANSPORTS, Facts
-from jreshard.doctor.verdicts import Finding, Verdict
+from jreshard.doctor.verdicts import UNEXPORTABLE, Finding, Verdict
 
 _LABEL_WIDTH = 22
 _MOST_PAIRS = 6  # lines of a kind
@@ -36,7 +36,9 @@ def _lines(facts: Facts, judged: list[Verdict], found: list[Finding]) -> Iterato
         yield _fact("link", f"{facts.devices[a].name} - {facts.devices[b].name}: {link}")
     if len(facts.links) > _MOST_PAIRS:
         yield _fact("", f"... and {len(facts.links) - _MOST_PAIRS} pairs more (--json has all)")
-    yield _fact("allocator", facts.allocator)
+    can = "cannot" if facts.allocator in UNEXPORTABLE else "can"
+    on_gpus = any(device.platform == "gpu" for device in facts.devices)
+    yield _fact("allocator", facts.allocator + (f"; {can} export memory to other processes" if on_gpus else ""))
     for name, text in facts.limits.items():
         yield _fact(name, text)
     if not judged:

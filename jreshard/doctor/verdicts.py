@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from jreshard.doctor.facts import TRANSPORTS, Device, Facts, pairs_of
 
-#: Allocators of JAX whose memory the driver cannot export.
-_UNEXPORTABLE = frozenset({"cuda_async"})
+#: Allocators of JAX whose memory the driver cannot export to other processes.
+UNEXPORTABLE = frozenset({"cuda_async"})
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _judge_processes(facts: Facts, transport: str, a: Device, b: Device) -> tupl
         hosts = [facts.hosts[device.process] for device in (a, b)]
         return False, f"they run on two machines, or in two containers: {hosts[0]} and {hosts[1]}"
     if transport == "p2p":
-        if facts.allocator in _UNEXPORTABLE:
+        if facts.allocator in UNEXPORTABLE:
             return False, f"memory of XLA_PYTHON_CLIENT_ALLOCATOR={facts.allocator} cannot be exported to a process"
         if False in (a.exports_memory, b.exports_memory):
             return False, "the driver cannot export the GPU's memory as a file descriptor"
@@ -115,7 +115,7 @@ def _warnings(facts: Facts, judged: list[Verdict]) -> Iterator[Finding]:
         yield Finding(False, facts.driver_fault)
     if gpus and facts.nccl_fault and not facts.nccl_copies:
         yield Finding(False, f"no transfers by nccl: {facts.nccl_fault}")
-    if gpus and facts.allocator in _UNEXPORTABLE:
+    if gpus and facts.allocator in UNEXPORTABLE:
         yield Finding(
             False,
             f"XLA_PYTHON_CLIENT_ALLOCATOR={facts.allocator}: its memory cannot be exported, so p2p does not work "

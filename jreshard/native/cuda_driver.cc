@@ -27,19 +27,34 @@ Loaded load() {
     return out;
   }
   Driver& d = out.driver;
-  out.usable = find(library, "cuGetErrorString", d.GetErrorString) && find(library, "cuStreamGetCtx", d.StreamGetCtx) &&
-               find(library, "cuCtxPushCurrent_v2", d.CtxPushCurrent) &&
-               find(library, "cuCtxPopCurrent_v2", d.CtxPopCurrent) && find(library, "cuDeviceGet", d.DeviceGet) &&
-               find(library, "cuDevicePrimaryCtxRetain", d.DevicePrimaryCtxRetain) &&
-               find(library, "cuDevicePrimaryCtxRelease_v2", d.DevicePrimaryCtxRelease) &&
-               find(library, "cuStreamCreate", d.StreamCreate) &&
-               find(library, "cuStreamDestroy_v2", d.StreamDestroy) && find(library, "cuStreamQuery", d.StreamQuery) &&
-               find(library, "cuStreamWaitEvent", d.StreamWaitEvent) && find(library, "cuEventCreate", d.EventCreate) &&
-               find(library, "cuEventDestroy_v2", d.EventDestroy) && find(library, "cuEventQuery", d.EventQuery) &&
-               find(library, "cuEventRecord", d.EventRecord) && find(library, "cuMemAlloc_v2", d.MemAlloc) &&
-               find(library, "cuMemFree_v2", d.MemFree) && find(library, "cuMemcpyAsync", d.MemcpyAsync) &&
-               find(library, "cuMemcpy2DAsync_v2", d.Memcpy2DAsync) &&
-               find(library, "cuMemcpy3DAsync_v2", d.Memcpy3DAsync);
+  out.usable =
+      find(library, "cuGetErrorString", d.GetErrorString) && find(library, "cuStreamGetCtx", d.StreamGetCtx) &&
+      find(library, "cuCtxPushCurrent_v2", d.CtxPushCurrent) && find(library, "cuCtxPopCurrent_v2", d.CtxPopCurrent) &&
+      find(library, "cuDeviceGet", d.DeviceGet) &&
+      find(library, "cuDevicePrimaryCtxRetain", d.DevicePrimaryCtxRetain) &&
+      find(library, "cuDevicePrimaryCtxRelease_v2", d.DevicePrimaryCtxRelease) &&
+      find(library, "cuStreamCreate", d.StreamCreate) && find(library, "cuStreamDestroy_v2", d.StreamDestroy) &&
+      find(library, "cuStreamQuery", d.StreamQuery) && find(library, "cuStreamWaitEvent", d.StreamWaitEvent) &&
+      find(library, "cuEventCreate", d.EventCreate) && find(library, "cuEventDestroy_v2", d.EventDestroy) &&
+      find(library, "cuEventQuery", d.EventQuery) && find(library, "cuEventRecord", d.EventRecord) &&
+      find(library, "cuMemAlloc_v2", d.MemAlloc) && find(library, "cuMemFree_v2", d.MemFree) &&
+      find(library, "cuMemGetAddressRange_v2", d.MemGetAddressRange) &&
+      find(library, "cuPointerGetAttribute", d.PointerGetAttribute) &&
+      find(library, "cuMemHostRegister_v2", d.MemHostRegister) &&
+      find(library, "cuMemHostUnregister", d.MemHostUnregister) &&
+      find(library, "cuMemHostGetDevicePointer_v2", d.MemHostGetDevicePointer) &&
+      find(library, "cuStreamWriteValue64_v2", d.StreamWriteValue64) &&
+      find(library, "cuStreamWaitValue64_v2", d.StreamWaitValue64) &&
+      find(library, "cuMemRetainAllocationHandle", d.MemRetainAllocationHandle) &&
+      find(library, "cuMemExportToShareableHandle", d.MemExportToShareableHandle) &&
+      find(library, "cuMemImportFromShareableHandle", d.MemImportFromShareableHandle) &&
+      find(library, "cuMemRelease", d.MemRelease) && find(library, "cuMemAddressReserve", d.MemAddressReserve) &&
+      find(library, "cuMemAddressFree", d.MemAddressFree) && find(library, "cuMemMap", d.MemMap) &&
+      find(library, "cuMemUnmap", d.MemUnmap) && find(library, "cuMemSetAccess", d.MemSetAccess) &&
+      find(library, "cuIpcGetMemHandle", d.IpcGetMemHandle) &&
+      find(library, "cuIpcOpenMemHandle_v2", d.IpcOpenMemHandle) &&
+      find(library, "cuIpcCloseMemHandle", d.IpcCloseMemHandle) && find(library, "cuMemcpyAsync", d.MemcpyAsync) &&
+      find(library, "cuMemcpy2DAsync_v2", d.Memcpy2DAsync) && find(library, "cuMemcpy3DAsync_v2", d.Memcpy3DAsync);
   if (!out.usable) out.error = "the NVIDIA driver lacks a function that is needed; update it";
   find(library, "cuMemcpyBatchAsync", d.MemcpyBatchAsync);
   return out;

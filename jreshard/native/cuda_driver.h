@@ -20,6 +20,11 @@ constexpr Result kNotReady = 600;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kMemoryTypeUnified = 4;
+constexpr unsigned kHostRegisterPortableMapped = 3;
+constexpr unsigned kStreamWaitValueGeq = 0;
+constexpr int kHandleTypePosixFd = 1;
+constexpr int kPointerAttributeBufferId = 7;
+constexpr unsigned kIpcLazyPeerAccess = 1;
 
 struct Memcpy2D {
   size_t src_x, src_y;
@@ -55,6 +60,19 @@ struct Memcpy3D {
   size_t width, height, depth;
 };
 
+using AllocationHandle = unsigned long long;
+
+// CUmemAccessDesc: what a device may do with mapped memory.
+struct MemAccess {
+  int location_type = 1;  // CU_MEM_LOCATION_TYPE_DEVICE
+  int device = 0;
+  int flags = 3;  // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+};
+
+struct IpcMemHandle {
+  char bytes[64];
+};
+
 struct Driver {
   Result (*GetErrorString)(Result, const char**);
   Result (*StreamGetCtx)(Stream, Context*);
@@ -73,6 +91,25 @@ struct Driver {
   Result (*EventRecord)(Event, Stream);
   Result (*MemAlloc)(DevicePtr*, size_t);
   Result (*MemFree)(DevicePtr);
+  Result (*MemGetAddressRange)(DevicePtr* base, size_t* bytes, DevicePtr);
+  Result (*PointerGetAttribute)(void* out, int attribute, DevicePtr);
+  Result (*MemHostRegister)(void*, size_t, unsigned flags);
+  Result (*MemHostUnregister)(void*);
+  Result (*MemHostGetDevicePointer)(DevicePtr*, void*, unsigned flags);
+  Result (*StreamWriteValue64)(Stream, DevicePtr, uint64_t, unsigned flags);
+  Result (*StreamWaitValue64)(Stream, DevicePtr, uint64_t, unsigned flags);
+  Result (*MemRetainAllocationHandle)(AllocationHandle*, void*);
+  Result (*MemExportToShareableHandle)(void* handle, AllocationHandle, int type, uint64_t flags);
+  Result (*MemImportFromShareableHandle)(AllocationHandle*, void* handle, int type);
+  Result (*MemRelease)(AllocationHandle);
+  Result (*MemAddressReserve)(DevicePtr*, size_t bytes, size_t alignment, DevicePtr hint, uint64_t flags);
+  Result (*MemAddressFree)(DevicePtr, size_t);
+  Result (*MemMap)(DevicePtr, size_t bytes, size_t offset, AllocationHandle, uint64_t flags);
+  Result (*MemUnmap)(DevicePtr, size_t);
+  Result (*MemSetAccess)(DevicePtr, size_t, const MemAccess*, size_t count);
+  Result (*IpcGetMemHandle)(IpcMemHandle*, DevicePtr);
+  Result (*IpcOpenMemHandle)(DevicePtr*, IpcMemHandle, unsigned flags);
+  Result (*IpcCloseMemHandle)(DevicePtr);
   Result (*MemcpyAsync)(DevicePtr, DevicePtr, size_t, Stream);
   Result (*Memcpy2DAsync)(const Memcpy2D*, Stream);
   Result (*Memcpy3DAsync)(const Memcpy3D*, Stream);

@@ -33,10 +33,12 @@ struct WarmUp {
     cuda::check(driver, driver.MemAlloc(&memory, bytes), "cuMemAlloc");
   }
   ~WarmUp() {
-    const cuda::CurrentContext current(driver, context.get());
+    if (driver.CtxPushCurrent(context.get()) != cuda::kSuccess) return;
     // Freeing waits for the device: a kernel that even an abort did not end would hold it up for ever.
     if (memory && driver.StreamQuery(stream) != cuda::kNotReady) driver.MemFree(memory);
     if (stream) driver.StreamDestroy(stream);
+    cuda::Context popped = nullptr;
+    driver.CtxPopCurrent(&popped);
   }
   bool done() {
     const cuda::CurrentContext current(driver, context.get());
@@ -86,7 +88,7 @@ NcclCommunicator::NcclCommunicator(const nccl::Library& library, const cuda::Dri
     : library_(library), driver_(driver), ordinals_(std::move(ordinals)) {
   try {
     join(ranks, id, deadline);
-  } catch (const std::runtime_error& error) {
+  } catch (const std::exception& error) {
     abort(error.what());
     throw;
   }
@@ -184,7 +186,7 @@ void NcclCommunicator::warm_up(const std::vector<std::pair<int, int>>& pairs, Cl
         if (Clock::now() > deadline) throw std::runtime_error("jreshard: the first exchange over NCCL timed out");
       }
     }
-  } catch (const std::runtime_error& error) {
+  } catch (const std::exception& error) {
     abort(error.what());  // else the memory would be freed under kernels that wait
     throw;
   }

@@ -1,5 +1,7 @@
 #include "nccl_exchange.h"
 
+#include <algorithm>
+#include <exception>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -41,21 +43,30 @@ NcclExchange::NcclExchange(CopyPlan plan, std::vector<std::string> rank_names, s
       communicator_(std::move(communicator)),
       ordinals_(std::move(ordinals)),
       schedule_(plan_, local_ranks(plan_.num_ranks(), ordinals_), slot_bytes) {
-  for (const auto& [rank, ordinal] : ordinals_) {
-    Device& device = devices_[rank];
-    device.ring = StagingRing::of(driver_, ordinal, schedule_.staged_bytes());
-    const cuda::DeviceContext context(driver_, ordinal);
-    const cuda::CurrentContext current(driver_, context.get());
-    for (cuda::Event* event : {&device.inputs, &device.unpacked, &device.copied, &device.done}) {
-      cuda::check(driver_, driver_.EventCreate(event, cuda::kEventDisableTiming), "cuEventCreate");
+  try {
+    for (const auto& [rank, ordinal] : ordinals_) {
+      Device& device = devices_[rank];
+      device.ring = StagingRing::of(driver_, ordinal, schedule_.staged_bytes());
+      const cuda::DeviceContext context(driver_, ordinal);
+      const cuda::CurrentContext current(driver_, context.get());
+      for (cuda::Event* event : {&device.inputs, &device.joined, &device.done}) {
+        cuda::check(driver_, driver_.EventCreate(event, cuda::kEventDisableTiming), "cuEventCreate");
+      }
+      if (plan_.sends(rank)) device.sources.resize(plan_.num_leaves());
     }
-    if (plan_.sends(rank)) device.sources.resize(plan_.num_leaves());
+  } catch (const std::runtime_error&) {
+    destroy_events();
+    throw;
   }
 }
 
-NcclExchange::~NcclExchange() {
+NcclExchange::~NcclExchange() { destroy_events(); }
+
+void NcclExchange::destroy_events() {
   for (auto& [rank, device] : devices_) {
-    for (cuda::Event event : {device.inputs, device.unpacked, device.copied, device.done}) driver_.EventDestroy(event);
+    for (cuda::Event event : {device.inputs, device.joined, device.done}) {
+      if (event) driver_.EventDestroy(event);
+    }
   }
 }
 
@@ -64,8 +75,13 @@ bool NcclExchange::begin(CallId id, double timeout_s) {
   if (broken_.empty()) broken_ = communicator_->broken();
   if (!broken_.empty() || call_) return false;
   const auto timeout = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
-  call_ = std::make_unique<Call>(Call{id, Clock::now() + timeout, timeout_s, ""});
+  const Clock::time_point deadline = Clock::now() + timeout;
+  const auto ticket = Watchdog::shared().at(deadline, [weak = weak_from_this(), id] {
+    if (const auto self = weak.lock()) self->expire(id);
+  });
+  call_ = std::make_unique<Call>(Call{id, deadline, timeout_s, ticket, ""});
   for (auto& [rank, device] : devices_) {
+    device.unpublished = plan_.sends(rank) ? plan_.num_chunks() : 0;
     device.launches_left = (plan_.sends(rank) ? 1 : 0) + (plan_.receives(rank) ? plan_.num_chunks() : 0);
   }
   return true;
@@ -73,26 +89,36 @@ bool NcclExchange::begin(CallId id, double timeout_s) {
 
 int NcclExchange::open_calls() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return call_ ? 1 : 0;
+  return call_ && call_->error.empty() ? 1 : 0;
 }
 
-void NcclExchange::abort(CallId id, const std::string& reason) {
+void NcclExchange::abort(CallId id, const std::string& reason) { fail(id, reason); }
+
+void NcclExchange::abort_all(const std::string& reason) { fail(std::nullopt, reason); }
+
+bool NcclExchange::fail(std::optional<CallId> id, const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!call_ || (id && call_->id != *id) || !call_->error.empty()) return false;
+    broken_ = call_->error = reason;
+    Watchdog::shared().cancel(call_->ticket);
+  }
+  communicator_->abort(reason);
+  return true;
+}
+
+// On the watchdog's thread, at the deadline: threads that enqueue may be held up by a device whose queue is full, so
+// that nobody has come to wait(). When all is enqueued, wait() looks after the deadline itself.
+void NcclExchange::expire(CallId id) {
+  std::string reason;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!call_ || call_->id != id) return;
+    reason = late(false);
+    if (reason.empty()) return;
   }
-  fail(reason);
-}
-
-void NcclExchange::abort_all(const std::string& reason) { fail(reason); }
-
-void NcclExchange::fail(const std::string& reason) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!call_ || !call_->error.empty()) return;
-    broken_ = call_->error = reason;
-  }
-  communicator_->abort(reason);
+  // An abort takes its time, which others have not that the watchdog is to serve.
+  std::thread([self = shared_from_this(), id, reason] { self->fail(id, reason); }).detach();
 }
 
 // With the lock held.
@@ -107,46 +133,62 @@ bool NcclExchange::finished() const {
   return true;
 }
 
-// With the lock held.
-std::string NcclExchange::late() const {
+// With the lock held. Empty where no device is late.
+std::string NcclExchange::late(bool ask_devices) const {
   std::string names;
   for (const auto& [rank, device] : devices_) {
-    if (device.launches_left == 0 && driver_.EventQuery(device.done) != cuda::kNotReady) continue;
-    names += (names.empty() ? "" : ", ") + rank_names_[rank] + (device.launches_left ? " (not launched)" : "");
+    const bool launched = device.launches_left == 0;
+    if (launched && !(ask_devices && driver_.EventQuery(device.done) == cuda::kNotReady)) continue;
+    names += (names.empty() ? "" : ", ") + rank_names_[rank] + (launched ? "" : " (not launched)");
   }
+  if (names.empty()) return names;
   return "jreshard: transfer timed out after " + std::to_string(call_->timeout_s) +
          " s; still sending, receiving or busy with earlier work: " + names;
 }
 
 void NcclExchange::wait(CallId id) {
-  for (;;) {
-    std::string error = communicator_->broken();
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!call_ || call_->id != id) throw std::runtime_error("jreshard: this transfer is not under way");
-      if (!call_->error.empty()) break;
-      if (error.empty() && finished()) {
-        call_.reset();
-        return;
-      }
-      if (error.empty() && Clock::now() > call_->deadline) error = late();
-    }
-    if (!error.empty()) {
-      fail(error);
-      break;
-    }
-    std::this_thread::sleep_for(kPoll);
+  try {
+    while (!ended(id)) std::this_thread::sleep_for(kPoll);
+  } catch (const std::runtime_error& error) {
+    fail(id, error.what());
+    drain(id);
+    throw;
   }
+}
+
+// Whether the call has ended well, which forgets it. Throws std::runtime_error with why it has failed or has to.
+bool NcclExchange::ended(CallId id) {
+  const std::string broken = communicator_->broken();
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!call_ || call_->id != id) throw std::runtime_error("jreshard: this transfer is not under way");
+  for (const std::string& error : {call_->error, broken}) {
+    if (!error.empty()) throw std::runtime_error(error);
+  }
+  const bool in_time = Clock::now() <= call_->deadline;
+  if (finished()) {
+    Watchdog::shared().cancel(call_->ticket);
+    call_.reset();
+    return true;
+  }
+  if (in_time) return false;
+  const std::string text = late(true);
+  if (!text.empty()) throw std::runtime_error(text);
+  return false;  // the last one was done just now
+}
+
+// Waits, not for ever, until nothing uses the arrays of the failed call, and forgets it.
+void NcclExchange::drain(CallId id) {
   const auto patience = Clock::now() + kDrainPatience;
-  std::unique_lock<std::mutex> lock(mutex_);
-  const std::string error = call_->error;
-  for (const auto& [rank, device] : devices_) {
-    while (driver_.EventQuery(device.done) == cuda::kNotReady && Clock::now() < patience) {
-      std::this_thread::sleep_for(kPoll);
-    }
-  }
-  call_.reset();
-  throw std::runtime_error(error);
+  while (busy() && Clock::now() < patience) std::this_thread::sleep_for(kPoll);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (call_ && call_->id == id) call_.reset();
+}
+
+bool NcclExchange::busy() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return launching_ > 0 || std::any_of(devices_.begin(), devices_.end(), [&](const auto& entry) {
+           return driver_.EventQuery(entry.second.done) == cuda::kNotReady;
+         });
 }
 
 void NcclExchange::check_fits(int chunk, size_t arrays) const {
@@ -166,30 +208,44 @@ template <typename Action>
 void NcclExchange::launch(int rank, cuda::Stream stream, Action action) {
   Clock::time_point deadline;
   CallId id;
+  bool published;
   Device& device = devices_.at(rank);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     check_open();
     deadline = call_->deadline;
     id = call_->id;
+    published = device.unpublished == 0;
+    ++launching_;
   }
+  const auto leave = [&](bool launched) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    --launching_;
+    if (launched) --device.launches_left;
+  };
   try {
+    if (!published) throw std::runtime_error("jreshard: a program ran before the one that publishes its arrays");
     const cuda::CurrentContext context(driver_, stream);
     action(device, deadline);
     record(device.done, stream);
-  } catch (const std::runtime_error& error) {
-    abort(id, error.what());
+  } catch (const std::exception& error) {
+    const std::string text = std::string(error.what()) + ", on " + rank_names_[rank];
+    const bool first = fail(id, text);
+    join_after_failure(device, stream);
+    leave(false);
+    if (first) throw std::runtime_error(text);
     throw;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  --device.launches_left;
+  leave(true);
 }
 
 void NcclExchange::publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream) {
   check_fits(chunk, arrays.size());
   std::lock_guard<std::mutex> lock(mutex_);
   check_open();
-  std::copy(arrays.begin(), arrays.end(), devices_.at(rank).sources.begin() + plan_.chunk_begin(chunk));
+  Device& device = devices_.at(rank);
+  std::copy(arrays.begin(), arrays.end(), device.sources.begin() + plan_.chunk_begin(chunk));
+  --device.unpublished;
 }
 
 void NcclExchange::receive(int rank, int chunk, const std::vector<void*>& results, cuda::Stream stream) {
@@ -218,10 +274,24 @@ void NcclExchange::run_waves(Device& device, int rank, int chunk, const Targets&
   for (const NcclSchedule::Wave& wave : schedule_.waves(chunk, rank)) {
     run_wave(device, rank, chunk, wave, dst, stream, deadline);
   }
-  record(device.unpacked, ring.unpack_stream());
-  record(device.copied, ring.local_stream());
-  order_after(stream, device.unpacked);
-  order_after(stream, device.copied);
+  join_side_streams(device, stream);
+}
+
+void NcclExchange::join_side_streams(Device& device, cuda::Stream stream) {
+  for (cuda::Stream side : {device.ring->pack_stream(), device.ring->unpack_stream(), device.ring->local_stream()}) {
+    record(device.joined, side);
+    order_after(stream, device.joined);
+  }
+}
+
+void NcclExchange::join_after_failure(Device& device, cuda::Stream stream) {
+  try {
+    const cuda::CurrentContext context(driver_, stream);
+    join_side_streams(device, stream);
+    record(device.done, stream);
+  } catch (const std::runtime_error&) {
+    // What failed first is what the call fails with.
+  }
 }
 
 // The next wave packs, and the last one unpacks, while this one is on its way.

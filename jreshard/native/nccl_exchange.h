@@ -9,13 +9,15 @@
 // its peers: receive and release have to be launched from threads of their own.
 //
 // A kernel of NCCL waits on the device for its peer, and no error can be raised there: who calls has to wait() before
-// the result is used. One call is over before the next begins.
+// the result is used. One call is over before the next begins. A failed call aborts the communicator; what it enqueued
+// is over before whatever the devices' streams do next.
 #pragma once
 
 #include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,10 +26,11 @@
 #include "nccl_communicator.h"
 #include "nccl_schedule.h"
 #include "staging_ring.h"
+#include "watchdog.h"
 
 namespace jreshard {
 
-class NcclExchange : public GpuExchange {
+class NcclExchange : public GpuExchange, public std::enable_shared_from_this<NcclExchange> {
  public:
   // `ordinals` has the device ordinal of each local rank. A wave stages at most `slot_bytes` on each side of a rank.
   NcclExchange(CopyPlan plan, std::vector<std::string> rank_names, std::map<int, int> ordinals,
@@ -52,34 +55,43 @@ class NcclExchange : public GpuExchange {
   // A local rank's device, and what the open call has to do on it.
   struct Device {
     std::shared_ptr<StagingRing> ring;
-    cuda::Event inputs = nullptr;    // the program has come to its chunk
-    cuda::Event unpacked = nullptr;  // what the side streams do for the chunk is done
-    cuda::Event copied = nullptr;
+    cuda::Event inputs = nullptr;      // the program has come to its chunk
+    cuda::Event joined = nullptr;      // a side stream has come to the end of the launch
     cuda::Event done = nullptr;        // after the last launch so far
     std::vector<const void*> sources;  // [leaf], where the rank sends
+    int unpublished = 0;               // chunks whose arrays are not known yet
     int launches_left = 0;             // launches that enqueue something, and have not yet
   };
   struct Call {
     CallId id;
     Clock::time_point deadline;
     double timeout_s;
+    Watchdog::Ticket ticket;
     std::string error;
   };
   using Targets = std::vector<void*>;
 
-  void fail(const std::string& reason);
+  void destroy_events();
+  // Fails the open call, if it has that id and has not failed before; returns whether it did.
+  bool fail(std::optional<CallId> id, const std::string& reason);
+  void expire(CallId id);
+  bool ended(CallId id);
   bool finished() const;
-  std::string late() const;
+  std::string late(bool ask_devices) const;
+  void drain(CallId id);
+  bool busy() const;
   void check_open() const;
   void check_fits(int chunk, size_t arrays) const;
   // Runs `action(device, deadline)` in the device's context, as one launch of the open call. If it throws, the call
-  // fails.
+  // fails, and the stream goes on only when what was enqueued until then is over.
   template <typename Action>
   void launch(int rank, cuda::Stream stream, Action action);
   void run_waves(Device& device, int rank, int chunk, const Targets& dst, cuda::Stream stream,
                  Clock::time_point deadline);
   void run_wave(Device& device, int rank, int chunk, const NcclSchedule::Wave& wave, const Targets& dst,
                 cuda::Stream stream, Clock::time_point deadline);
+  void join_side_streams(Device& device, cuda::Stream stream);
+  void join_after_failure(Device& device, cuda::Stream stream);
   void copy_locally(Device& device, int rank, int chunk, const Targets& dst, cuda::Stream stream);
   void order_after(cuda::Stream stream, cuda::Event event);
   void record(cuda::Event event, cuda::Stream stream);
@@ -93,6 +105,7 @@ class NcclExchange : public GpuExchange {
   std::map<int, Device> devices_;  // by local rank
   mutable std::mutex mutex_;
   std::unique_ptr<Call> call_;
+  int launching_ = 0;   // threads that enqueue
   std::string broken_;  // why no further call can be opened
 };
 

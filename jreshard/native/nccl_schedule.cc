@@ -145,7 +145,11 @@ using PlacedByWave = std::map<int, std::vector<Placed>>;
 class Placement {
  public:
   Placement(const std::vector<bool>& local, int64_t slot_bytes)
-      : local_(local), slot_bytes_(slot_bytes), sends_(local.size()), receives_(local.size()), sent_(local.size()),
+      : local_(local),
+        slot_bytes_(slot_bytes),
+        sends_(local.size()),
+        receives_(local.size()),
+        sent_(local.size()),
         received_(local.size()) {}
 
   // Into the first wave with room on both sides, but none before the latest of either: pieces keep their order.
@@ -243,7 +247,8 @@ NcclSchedule::NcclSchedule(const CopyPlan& plan, const std::vector<bool>& local,
     for (int rank = 0; rank < num_ranks_; ++rank) waves_[chunk * num_ranks_ + rank] = waves_of(rank, placement);
   }
   for (const std::vector<Wave>& waves : waves_) {
-    for (const Wave& wave : waves) staged_bytes_ = std::max({staged_bytes_, bytes_of(wave.pack), bytes_of(wave.unpack)});
+    for (const Wave& wave : waves)
+      staged_bytes_ = std::max({staged_bytes_, bytes_of(wave.pack), bytes_of(wave.unpack)});
   }
 }
 

@@ -26,7 +26,8 @@ class StagingRing {
   };
 
   // The ring of a device of this process, one for all exchanges, which take turns on the device's stream. It grows to
-  // slots of `bytes`. Throws std::runtime_error where the device's memory does not suffice.
+  // slots of `bytes`, while none of them has a call open. Throws std::runtime_error where the device's memory does not
+  // suffice; the exchanges that have the ring can go on.
   static std::shared_ptr<StagingRing> of(const cuda::Driver& driver, int ordinal, int64_t bytes);
 
   StagingRing(const cuda::Driver& driver, int ordinal);
@@ -45,6 +46,7 @@ class StagingRing {
 
  private:
   void grow(int64_t bytes);
+  void free_all();
 
   const cuda::Driver& driver_;
   const int ordinal_;

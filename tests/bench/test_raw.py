@@ -99,6 +99,16 @@ def test_products_beside_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(driver.contexts.values())
 
 
+def test_without_cublas_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: str) -> None:
+        raise OSError(f"{path}: cannot open shared object file")
+
+    monkeypatch.setattr(gemm.ctypes, "CDLL", missing)
+    found = slowdown.run(make_context(FakeDriver()), "slowdown", SCALE, [])
+    assert list(found["contenders"]) == ["alone"]
+    assert found["contenders"]["alone"]["error"].startswith("OSError: ")
+
+
 def test_within() -> None:
     assert within(5, "adding", lambda: 1 + 1) == 2
     with pytest.raises(TimeoutError, match="sleeping has not ended after 0 s"):

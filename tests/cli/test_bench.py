@@ -1,13 +1,21 @@
 """`python -m jreshard bench` on small cases, and requests that it refuses."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from jreshard.bench import crew
 from jreshard.cli import main
 
 SMALL = ["--scale", "1e-5", "--rounds", "2", "--timeout", "30"]
+
+
+@pytest.fixture(autouse=True)
+def on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the measuring processes, on machines with GPUs too."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
 
 
 def test_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,6 +56,16 @@ def test_two_processes(tmp_path: Path) -> None:
 def test_the_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--cases", "list"]) == 0
     assert "llama-8b-fsdp-to-tp         Llama-3.1-8B shapes (16.1 GB), fsdp=2 -> tp=2" in capsys.readouterr().out
+
+
+def test_processes_that_do_not_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "_COMMAND", (sys.executable, "-c", "import sys; sys.exit('no such device')"))
+    path = tmp_path / "out.json"
+    assert main(["bench", "--cases", "one", "--json", str(path)]) == 1
+    assert json.loads(path.read_text())["losses"] == ["the measuring process ended with status 1"]
+    assert "no such device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Two processes of one cluster, each of which examines what it sees."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -20,7 +21,10 @@ def test_hosts_and_pairs() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-c", SCRIPT, str(port)]
-    running = [subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, text=True) for i in range(2)]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    running = [
+        subprocess.Popen([*command, str(i)], env=environment, stdout=subprocess.PIPE, text=True) for i in range(2)
+    ]
     try:
         outputs = [process.communicate(timeout=100)[0] for process in running]
     finally:

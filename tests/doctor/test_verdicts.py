@@ -122,6 +122,7 @@ def test_the_page() -> None:
     lines = {line[:22].strip(): line[22:] for line in text.splitlines()}
     assert lines["devices"] == "2 x NVIDIA H200 (gpu), cuda:0 to cuda:1, of process 0 on here, 68.7 GB each for JAX"
     assert lines["link"] == "cuda:0 - cuda:1: NVLink x 18"
+    assert lines["allocator"] == "default; can export memory to other processes"
     assert lines["transport p2p"] == "works (every pair)"
     assert lines["transport host"] == "no (every pair): is for CPU devices"
     assert text.splitlines()[-1] == "All well: a transport works between all devices."

@@ -2,6 +2,11 @@
 // at random, so that what lacks an event to wait for sooner or later comes too early. One lives at a time.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -10,6 +15,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,7 +24,9 @@
 
 namespace jreshard::cuda {
 
-struct CUctx_st {};
+struct CUctx_st {
+  int retained = 0;
+};
 
 // What an event stands for is the latest record; those who wait keep the one that was the latest when they asked.
 struct CUevent_st {
@@ -28,13 +36,14 @@ struct CUevent_st {
 
 struct CUstream_st {
   struct Work {
-    std::shared_ptr<bool> after;  // null: at once
+    std::function<bool()> ready;  // asked when its turn has come; null: at once
     std::function<void()> run;
   };
   Context context;
+  bool destroyed = false;
   std::deque<Work> queue;
 
-  bool runnable() const { return !queue.empty() && (!queue.front().after || *queue.front().after); }
+  bool runnable() const { return !queue.empty() && (!queue.front().ready || queue.front().ready()); }
 };
 
 }  // namespace jreshard::cuda
@@ -53,7 +62,7 @@ class FakeDriver {
     bool operator==(const Row& o) const { return dst == o.dst && src == o.src && bytes == o.bytes; }
   };
 
-  static constexpr Result kInvalidValue = 1, kInvalidContext = 201, kInvalidHandle = 400, kTold = 700;
+  static constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kInvalidContext = 201, kInvalidHandle = 400, kTold = 700;
 
   explicit FakeDriver(uint32_t seed, bool has_batch = true) : random_(seed) {
     active_ = this;
@@ -88,6 +97,57 @@ class FakeDriver {
         return flags == jreshard::cuda::kStreamNonBlocking ? 0 : kInvalidValue;
       });
     };
+    table_.StreamDestroy = [](Stream stream) {
+      return enter("cuStreamDestroy", nullptr, [&] {
+        CHECK(!std::exchange(stream->destroyed, true));  // its work goes on
+        return 0;
+      });
+    };
+    table_.StreamQuery = [](Stream stream) {
+      return enter("cuStreamQuery", stream, [&] { return stream->queue.empty() ? 0 : jreshard::cuda::kNotReady; });
+    };
+    table_.DeviceGet = [](jreshard::cuda::Device* device, int ordinal) {
+      return enter("cuDeviceGet", nullptr, [&] {
+        *device = ordinal;
+        return ordinal >= 0 && ordinal < int(active_->devices_.size()) ? 0 : kInvalidValue;
+      });
+    };
+    table_.DevicePrimaryCtxRetain = [](Context* context, jreshard::cuda::Device device) {
+      return enter("cuDevicePrimaryCtxRetain", nullptr, [&] {
+        *context = active_->devices_[device].get();
+        ++(*context)->retained;
+        return 0;
+      });
+    };
+    table_.DevicePrimaryCtxRelease = [](jreshard::cuda::Device device) {
+      return enter("cuDevicePrimaryCtxRelease", nullptr, [&] {
+        CHECK(--active_->devices_[device]->retained >= 0);
+        return 0;
+      });
+    };
+    table_.MemAlloc = [](DevicePtr* memory, size_t bytes) {
+      return enter("cuMemAlloc", nullptr, [&] {
+        if (contexts_.empty()) return kInvalidContext;
+        if (!bytes) return kInvalidValue;
+        if (bytes > active_->memory) return kOutOfMemory;
+        active_->memory -= bytes;
+        *memory = reinterpret_cast<DevicePtr>(std::malloc(bytes));
+        active_->allocated_[*memory] = bytes;
+        return 0;
+      });
+    };
+    table_.MemFree = [](DevicePtr memory) {
+      return enter("cuMemFree", nullptr, [&] {
+        if (contexts_.empty()) return kInvalidContext;
+        auto found = active_->allocated_.find(memory);
+        if (!CHECK(found != active_->allocated_.end())) return kInvalidValue;
+        CHECK(active_->finish(contexts_.back()));
+        active_->memory += found->second;
+        std::free(reinterpret_cast<void*>(memory));
+        active_->allocated_.erase(found);
+        return 0;
+      });
+    };
     table_.EventCreate = [](Event* event, unsigned flags) {
       return enter("cuEventCreate", nullptr, [&] {
         if (contexts_.empty()) return kInvalidContext;
@@ -96,6 +156,19 @@ class FakeDriver {
         (*event)->context = contexts_.back();
         return flags == jreshard::cuda::kEventDisableTiming ? 0 : kInvalidValue;
       });
+    };
+    table_.EventDestroy = [](Event event) {
+      return enter("cuEventDestroy", nullptr, [&] {
+        auto& events = active_->events_;
+        auto found = std::find_if(events.begin(), events.end(), [&](const auto& e) { return e.get() == event; });
+        if (!CHECK(found != events.end())) return kInvalidHandle;
+        events.erase(found);
+        return 0;
+      });
+    };
+    table_.EventQuery = [](Event event) {
+      return enter("cuEventQuery", nullptr,
+                   [&] { return !event->reached || *event->reached ? 0 : jreshard::cuda::kNotReady; });
     };
     table_.EventRecord = [](Event event, Stream stream) {
       return enter("cuEventRecord", stream, [&] {
@@ -109,7 +182,7 @@ class FakeDriver {
       return enter("cuStreamWaitEvent", stream, [&] {
         // The driver takes an event that was never recorded, and waits for nothing: here that is a fault.
         if (!event || !event->reached || flags) return kInvalidHandle;
-        stream->queue.push_back({event->reached, [] {}});
+        stream->queue.push_back({[reached = event->reached] { return *reached; }, [] {}});
         return 0;
       });
     };
@@ -147,7 +220,10 @@ class FakeDriver {
       });
     };
   }
-  ~FakeDriver() { active_ = nullptr; }
+  ~FakeDriver() {
+    active_ = nullptr;
+    for (const auto& [address, bytes] : allocated_) std::free(reinterpret_cast<void*>(address));
+  }
   FakeDriver(const FakeDriver&) = delete;
   FakeDriver& operator=(const FakeDriver&) = delete;
 
@@ -157,29 +233,18 @@ class FakeDriver {
   Stream add_device() {
     std::lock_guard<std::mutex> lock(mutex_);
     devices_.push_back(std::make_unique<jreshard::cuda::CUctx_st>());
-    return add_stream(devices_.back().get());
+    main_streams_.push_back(add_stream(devices_.back().get()));
+    return main_streams_.back();
   }
   void enqueue(Stream stream, std::function<void()> run) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
+    await_room(lock, stream);
     stream->queue.push_back({nullptr, std::move(run)});
   }
-  // Runs about that many pieces of work, if there are so many whose turn has come.
-  void run(int most) {
+  // Runs about that many pieces of work, if there are so many whose turn has come. False where there was none.
+  bool run(int most) {
     std::lock_guard<std::mutex> lock(mutex_);
-    while (most > 0) {
-      std::vector<Stream> runnable;
-      for (const auto& stream : streams_) {
-        if (stream->runnable()) runnable.push_back(stream.get());
-      }
-      if (runnable.empty()) return;
-      const Stream stream = runnable[random_() % runnable.size()];
-      // Streams get ahead of each other by a little or by a lot.
-      for (int burst = 1 << random_() % 8; burst > 0 && stream->runnable(); --burst, --most) {
-        const auto work = std::move(stream->queue.front());
-        stream->queue.pop_front();
-        work.run();
-      }
-    }
+    return run_some(most);
   }
   void run_all() {
     run(1 << 30);
@@ -188,10 +253,40 @@ class FakeDriver {
   }
 
   // Has the n-th call of a function from now fail; n counts from 0.
-  void fail(const std::string& function, int n) { failing_ = {function, calls_[function] + n}; }
-  int calls(const std::string& function) { return calls_[function]; }
+  void fail(const std::string& function, int n) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    failing_ = {function, calls_[function] + n};
+  }
+  int calls(const std::string& function) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return calls_[function];
+  }
   // Contexts that this thread has pushed and not popped.
   static size_t contexts() { return contexts_.size(); }
+  static Context context() { return contexts_.empty() ? nullptr : contexts_.back(); }
+
+  // What was made and not destroyed: events, streams, pieces of memory and holds of contexts.
+  std::map<std::string, int> left_behind() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::map<std::string, int> left;
+    if (!events_.empty()) left["events"] = events_.size();
+    if (!allocated_.empty()) left["memory"] = allocated_.size();
+    for (const auto& stream : streams_) {
+      if (!stream->destroyed && !is_main(stream.get())) ++left["streams"];
+    }
+    for (const auto& device : devices_) {
+      if (device->retained) left["contexts"] += device->retained;
+    }
+    return left;
+  }
+
+  // For stand-ins of other libraries, which enqueue on the streams. What is enqueued runs with the lock held.
+  std::mutex& mutex() { return mutex_; }
+  bool has_room(Stream stream) const { return stream->queue.size() < queue_limit; }
+
+  // How much work a stream takes ahead; who enqueues more waits. And the bytes of all devices together that are free.
+  std::atomic<size_t> queue_limit{size_t(-1)};
+  size_t memory = size_t(-1) / 2;
 
   // Copies as they were enqueued, where they are to be noted down instead of made.
   bool only_note = false;
@@ -202,11 +297,45 @@ class FakeDriver {
   // What every function has in common. With a stream given, its context has to be the current one.
   template <typename Action>
   static Result enter(const std::string& function, Stream stream, Action action) {
-    std::lock_guard<std::mutex> lock(active_->mutex_);
+    std::unique_lock<std::mutex> lock(active_->mutex_);
     if (std::pair(function, active_->calls_[function]++) == active_->failing_) return kTold;
     if (stream && (contexts_.empty() || contexts_.back() != stream->context)) return kInvalidContext;
+    if (stream) {
+      CHECK(!stream->destroyed);
+      active_->await_room(lock, stream);
+    }
     return action();
   }
+  void await_room(std::unique_lock<std::mutex>& lock, Stream stream) {
+    CHECK(room_.wait_for(lock, std::chrono::seconds(60), [&] { return has_room(stream); }));
+  }
+  bool run_some(int most) {
+    bool any = false;
+    while (most > 0) {
+      std::vector<Stream> runnable;
+      for (const auto& stream : streams_) {
+        if (stream->runnable()) runnable.push_back(stream.get());
+      }
+      if (runnable.empty()) break;
+      const Stream stream = runnable[random_() % runnable.size()];
+      // Streams get ahead of each other by a little or by a lot.
+      for (int burst = 1 << random_() % 8; burst > 0 && stream->runnable(); --burst, --most) {
+        const auto work = std::move(stream->queue.front());
+        stream->queue.pop_front();
+        work.run();
+        any = true;
+      }
+    }
+    if (any) room_.notify_all();
+    return any;
+  }
+  // Waits for all work of a device. False where that would be for ever.
+  bool finish(Context context) {
+    run_some(1 << 30);
+    return std::all_of(streams_.begin(), streams_.end(),
+                       [&](const auto& stream) { return stream->context != context || stream->queue.empty(); });
+  }
+  bool is_main(Stream stream) const { return std::count(main_streams_.begin(), main_streams_.end(), stream); }
   Stream add_stream(Context context) {
     streams_.push_back(std::make_unique<jreshard::cuda::CUstream_st>());
     streams_.back()->context = context;
@@ -249,10 +378,34 @@ class FakeDriver {
 
   jreshard::cuda::Driver table_{};
   std::mutex mutex_;
+  std::condition_variable room_;
   std::mt19937 random_;
   std::vector<std::unique_ptr<jreshard::cuda::CUctx_st>> devices_;
   std::vector<std::unique_ptr<jreshard::cuda::CUstream_st>> streams_;
+  std::vector<Stream> main_streams_;  // one a device
   std::vector<std::unique_ptr<jreshard::cuda::CUevent_st>> events_;
+  std::map<DevicePtr, size_t> allocated_;
   std::map<std::string, int> calls_;
   std::pair<std::string, int> failing_;
+};
+
+// Has the devices get on by themselves while it lives.
+class RunningDevices {
+ public:
+  explicit RunningDevices(FakeDriver& driver, int burst = 64)
+      : thread_([this, &driver, burst] {
+          while (!stop_) {
+            if (!driver.run(burst)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+          }
+        }) {}
+  ~RunningDevices() {
+    stop_ = true;
+    thread_.join();
+  }
+  RunningDevices(const RunningDevices&) = delete;
+  RunningDevices& operator=(const RunningDevices&) = delete;
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
 };

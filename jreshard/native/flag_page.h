@@ -1,0 +1,44 @@
+// Numbers in memory that several processes and their GPUs share: streams write them and wait for them, and so can
+// hosts.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda_driver.h"
+#include "descriptor.h"
+
+namespace jreshard {
+
+class FlagPage {
+ public:
+  // A page of `count` zeros. Throws std::system_error.
+  explicit FlagPage(size_t count);
+  // The page behind a descriptor that another process sent. Throws std::system_error, or std::invalid_argument where
+  // it has less than `count` numbers.
+  FlagPage(Descriptor page, size_t count);
+  ~FlagPage();
+  FlagPage(const FlagPage&) = delete;
+  FlagPage& operator=(const FlagPage&) = delete;
+
+  const Descriptor& descriptor() const { return page_; }
+  std::atomic<uint64_t>& operator[](size_t i) { return flags_[i]; }
+  void fill(uint64_t value);
+  // Lets the GPUs of this process reach the page; the context of one of them has to be current. Called once.
+  void attach(const cuda::Driver& driver);
+  bool attached() const { return driver_ != nullptr; }
+  // Where the GPUs find a flag.
+  cuda::DevicePtr address(size_t i) const { return device_ + i * sizeof(uint64_t); }
+
+ private:
+  void map();
+
+  const Descriptor page_;
+  const size_t count_;
+  std::atomic<uint64_t>* flags_ = nullptr;
+  const cuda::Driver* driver_ = nullptr;
+  cuda::DevicePtr device_ = 0;
+};
+
+}  // namespace jreshard
