@@ -27,12 +27,18 @@ class PullConnection:
     """
 
     def __init__(self, route: Route, party: Party) -> None:
-        self._party = party
-        self._exchange = Exchange(route.fingerprint, route.table, route.devices)
+        self._route, self._party = route, party
         self.key = route.fingerprint
+        self._exchange = self._open()
+
+    def _open(self) -> Exchange:
+        return Exchange(self.key, self._route.table, self._route.devices)
 
     def meet(self, what: str, deadline: Deadline) -> tuple[Exchange, int]:
         """The exchange and the number of the next call, when all processes are about to do `what`."""
+        if self._exchange.broken:
+            self._exchange.close()
+            self._exchange = self._open()
         if self._party.alone:
             return self._exchange, Exchange.next_call()
         answers = self._party.agree(what, {"call": Exchange.next_call(), **_links.facts()}, deadline)
@@ -66,7 +72,7 @@ class NcclConnection:
     def meet(self, what: str, deadline: Deadline) -> tuple[Exchange, int]:
         """As `PullConnection.meet`; makes the communicator anew where a process has none that is of use."""
         communicator, call = self._meet(what, deadline)
-        if self._exchange is None or communicator is not self._communicator:
+        if self._exchange is None or self._exchange.broken or communicator is not self._communicator:
             self.close()
             self._communicator = communicator
             nccl_path = communicator.handle, self._staging

@@ -55,6 +55,8 @@ def library() -> ctypes.CDLL:
     lib.jreshard_begin.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t]
     lib.jreshard_release_now.restype = ctypes.c_bool
     lib.jreshard_release_now.argtypes = [ctypes.c_int64, ctypes.c_uint32]
+    lib.jreshard_broken.restype = ctypes.c_bool
+    lib.jreshard_broken.argtypes = [ctypes.c_int64]
     lib.jreshard_wait.restype = ctypes.c_bool
     lib.jreshard_wait.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]
     lib.jreshard_abort.restype = None
@@ -196,6 +198,11 @@ class Exchange:
         error = ctypes.create_string_buffer(ERROR_BYTES)
         if not self._lib.jreshard_begin(self.key, call, min(timeout, _LONGEST_SECONDS), error, ERROR_BYTES):
             raise ExchangeBroken(f"jreshard: {error.value.decode()}")
+
+    @property
+    def broken(self) -> bool:
+        """Whether a call has failed in a way after which no other can be opened."""
+        return bool(self._lib.jreshard_broken(self.key))
 
     def wait(self, call: int) -> None:
         """Returns when the call has ended; at once where the arrays themselves tell how it ended.

@@ -31,6 +31,4 @@ def choose_transport(transport: str, devices: Sequence[Any]) -> str:
 def _between_gpus(transport: str, several: bool) -> str:
     if transport == "host":
         raise ValueError("transport 'host' moves arrays between CPUs; the devices are GPUs: use 'auto'")
-    if transport == "p2p" and several:
-        raise ValueError("transport 'p2p' moves arrays within one process; use 'auto' or 'nccl' between processes")
     return ("nccl" if several else "p2p") if transport == "auto" else transport

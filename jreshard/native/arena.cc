@@ -53,9 +53,6 @@ Descriptor ArenaExports::lend(const Arena& arena) {
   return Descriptor(fd);
 }
 
-ArenaImports::ArenaImports(const cuda::Driver& driver, std::vector<int> devices)
-    : driver_(driver), devices_(std::move(devices)) {}
-
 ArenaImports::~ArenaImports() {
   for (Import& import : imports_) unmap(import);
 }
@@ -70,11 +67,12 @@ void ArenaImports::add(Arena arena, Descriptor handle) {
   imports_.push_front({std::move(arena), std::move(handle)});
 }
 
-const void* ArenaImports::translate(uint64_t address) {
+const void* ArenaImports::translate(uint64_t address, int ordinal) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto it = imports_.begin(); it != imports_.end(); ++it) {
     if (!it->arena.holds(address)) continue;
     if (!it->mapped) map(*it);
+    if (!it->devices.count(ordinal)) allow(*it, ordinal);
     imports_.splice(imports_.begin(), imports_, it);
     return reinterpret_cast<const void*>(it->mapped + (address - it->arena.base));
   }
@@ -110,15 +108,16 @@ void ArenaImports::map(Import& import) {
   }
   driver_.MemRelease(handle);  // the mapping keeps it
   cuda::check(driver_, result, "mapping the memory of another process");
-  std::vector<cuda::MemAccess> access(devices_.size());
-  for (size_t i = 0; i < devices_.size(); ++i) access[i].device = devices_[i];
-  result = driver_.MemSetAccess(mapped, arena.bytes, access.data(), access.size());
-  if (result != cuda::kSuccess) {
-    driver_.MemUnmap(mapped, arena.bytes);
-    driver_.MemAddressFree(mapped, arena.bytes);
-    cuda::check(driver_, result, "cuMemSetAccess");
-  }
   import.mapped = mapped;
+}
+
+void ArenaImports::allow(Import& import, int ordinal) {
+  if (import.arena.ipc.empty()) {
+    cuda::MemAccess access;
+    access.device = ordinal;
+    cuda::check(driver_, driver_.MemSetAccess(import.mapped, import.arena.bytes, &access, 1), "cuMemSetAccess");
+  }
+  import.devices.insert(ordinal);
 }
 
 void ArenaImports::unmap(Import& import) {
@@ -130,6 +129,7 @@ void ArenaImports::unmap(Import& import) {
     driver_.MemAddressFree(import.mapped, import.arena.bytes);
   }
   import.mapped = 0;
+  import.devices.clear();
 }
 
 }  // namespace jreshard

@@ -5,11 +5,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "cuda_driver.h"
@@ -50,16 +50,16 @@ class ArenaImports {
   // Arenas that are mapped at a time: an allocator that frees arenas would otherwise never see its memory again.
   static constexpr size_t kMostMapped = 64;
 
-  // `devices` are the ordinals of the GPUs that are to reach the memory.
-  ArenaImports(const cuda::Driver& driver, std::vector<int> devices);
+  explicit ArenaImports(const cuda::Driver& driver) : driver_(driver) {}
   ~ArenaImports();
   ArenaImports(const ArenaImports&) = delete;
   ArenaImports& operator=(const ArenaImports&) = delete;
 
   // Takes in what the owner has sent.
   void add(Arena arena, Descriptor handle);
-  // Where an address of the owner is found in this process. A context has to be current. Throws std::runtime_error.
-  const void* translate(uint64_t address);
+  // Where an address of the owner is found in this process, by the device of that ordinal, whose context has to be
+  // current. Throws std::runtime_error.
+  const void* translate(uint64_t address, int ordinal);
   // Unmaps what is too many, the longest unused first. Nothing may be reading.
   void trim();
 
@@ -68,13 +68,14 @@ class ArenaImports {
     Arena arena;
     Descriptor handle;
     cuda::DevicePtr mapped = 0;
+    std::set<int> devices = {};  // that reach it
   };
 
   void map(Import& import);
+  void allow(Import& import, int ordinal);
   void unmap(Import& import);
 
   const cuda::Driver& driver_;
-  const std::vector<int> devices_;
   std::mutex mutex_;
   std::list<Import> imports_;  // the last used first
 };

@@ -81,14 +81,18 @@ Placement place(int64_t key, const int32_t* processes, int ranks, int self) {
   return placement;
 }
 
-std::shared_ptr<Opened> open(bool gpu, CopyPlan plan, std::vector<std::string> rank_names, Placement placement) {
+// `ordinals` has the device of each local rank.
+std::shared_ptr<Opened> open(bool gpu, CopyPlan plan, std::vector<std::string> rank_names, Placement placement,
+                             std::map<int, int> ordinals) {
   auto opened = std::make_shared<Opened>();
+  for (const auto& [rank, ordinal] : ordinals) opened->rank_by_ordinal[ordinal] = rank;
   if (!gpu) {
     opened->host = std::make_shared<HostExchange>(std::move(plan), std::move(rank_names), std::move(placement));
     return opened;
   }
   if (placement.peers) throw std::runtime_error("GPUs of other processes cannot be reached by their streams");
-  opened->gpu = std::make_shared<StreamExchange>(std::move(plan), std::move(rank_names), needed_driver());
+  opened->gpu = std::make_shared<StreamExchange>(std::move(plan), std::move(rank_names), needed_driver(),
+                                                 std::move(placement), std::move(ordinals));
   return opened;
 }
 
@@ -98,7 +102,11 @@ void open_once(int64_t key, Make make) {
   std::lock_guard<std::mutex> lock(registry_mutex());
   sweep();
   auto found = registry().find(key);
-  if (found == registry().end()) found = registry().emplace(key, Entry{make(), 0}).first;
+  if (found == registry().end()) {
+    found = registry().emplace(key, Entry{make(), 0}).first;
+  } else if (found->second.opened->calls().broken()) {
+    found->second.opened = make();  // for the other users too
+  }
   ++found->second.users;
 }
 
@@ -130,14 +138,13 @@ JRESHARD_EXPORT bool jreshard_open(int64_t key, bool gpu, const int64_t* table, 
   return jreshard::guarded(error, capacity, [&] {
     jreshard::open_once(key, [&] {
       jreshard::CopyPlan plan(table, words);
-      std::map<int32_t, int> ranks;
+      std::map<int, int> locals;
       for (int rank = 0; rank < plan.num_ranks(); ++rank) {
-        if (processes[rank] == self) ranks[ordinals[rank]] = rank;
+        if (processes[rank] == self) locals[rank] = ordinals[rank];
       }
       auto placement = jreshard::place(key, processes, plan.num_ranks(), self);
-      auto opened = jreshard::open(gpu, std::move(plan), jreshard::split_lines(rank_names), std::move(placement));
-      opened->rank_by_ordinal = std::move(ranks);
-      return opened;
+      return jreshard::open(gpu, std::move(plan), jreshard::split_lines(rank_names), std::move(placement),
+                            std::move(locals));
     });
   });
 }
@@ -176,6 +183,12 @@ JRESHARD_EXPORT bool jreshard_begin(int64_t key, uint32_t call, double timeout_s
     auto opened = jreshard::find_opened(key);
     if (!opened || !opened->calls().begin(call, timeout_s)) throw std::runtime_error("the call could not be opened");
   });
+}
+
+// Whether a call has failed in a way after which no other can be opened.
+JRESHARD_EXPORT bool jreshard_broken(int64_t key) {
+  auto opened = jreshard::find_opened(key);
+  return !opened || opened->calls().broken();
 }
 
 // Whether every reader of the call is done, and no release is to follow.

@@ -1,6 +1,7 @@
 // A file descriptor that closes itself.
 #pragma once
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <utility>
@@ -20,6 +21,8 @@ class Descriptor {
   }
 
   int get() const { return fd_; }
+  // Another descriptor of the same file; an invalid one where there are too many.
+  Descriptor duplicate() const { return Descriptor(fcntl(fd_, F_DUPFD_CLOEXEC, 0)); }
   explicit operator bool() const { return fd_ >= 0; }
 
  private:

@@ -18,6 +18,8 @@ class Exchange {
   virtual void abort(CallId id, const std::string& reason) = 0;
   virtual void abort_all(const std::string& reason) = 0;
   virtual int open_calls() const = 0;
+  // Whether no further call can be opened, because one has failed.
+  virtual bool broken() const { return false; }
   // Returns when the call has ended, or throws std::runtime_error with why it failed; where the arrays themselves tell
   // that, returns at once.
   virtual void wait(CallId) {}

@@ -25,17 +25,10 @@
 #include "copy_plan.h"
 #include "copy_tasks.h"
 #include "exchange.h"
-#include "peers.h"
+#include "placement.h"
 #include "watchdog.h"
 
 namespace jreshard {
-
-// Which process each rank of a plan lives in, where that is not this one for all.
-struct Placement {
-  int64_t key = 0;              // of the plan, the same in all processes
-  std::vector<int> process_of;  // [rank]
-  std::shared_ptr<Peers> peers;
-};
 
 class HostExchange : public Exchange, public Peers::Listener, public std::enable_shared_from_this<HostExchange> {
  public:

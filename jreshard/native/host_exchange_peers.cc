@@ -134,6 +134,9 @@ void HostExchange::act_on(int process, const CallPtr& call, const Message& messa
     case Message::kAbort:
       return fail(id, call, "jreshard: " + placement_.peers->name(message.rank) + ": " + message.reason, message.rank,
                   message.reason, after);
+    case Message::kLend:
+    case Message::kFlags:
+      break;  // what Peers keeps for exchanges of GPUs
   }
 }
 

@@ -92,6 +92,11 @@ int NcclExchange::open_calls() const {
   return call_ && call_->error.empty() ? 1 : 0;
 }
 
+bool NcclExchange::broken() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !broken_.empty() || !communicator_->broken().empty();
+}
+
 void NcclExchange::abort(CallId id, const std::string& reason) { fail(id, reason); }
 
 void NcclExchange::abort_all(const std::string& reason) { fail(std::nullopt, reason); }

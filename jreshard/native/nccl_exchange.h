@@ -43,6 +43,7 @@ class NcclExchange : public GpuExchange, public std::enable_shared_from_this<Ncc
   void abort(CallId id, const std::string& reason) override;
   void abort_all(const std::string& reason) override;
   int open_calls() const override;
+  bool broken() const override;
   void wait(CallId id) override;
 
   void publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream stream) override;

@@ -16,26 +16,27 @@ struct Head {
   int32_t rank;
   int32_t chunk;
   int32_t phase;
-  uint32_t tail_bytes;
+  uint32_t number_bytes;
+  uint32_t reason_bytes;
 };
 
 }  // namespace
 
 std::vector<char> encode(const Message& message) {
-  const bool abort = message.kind == Message::kAbort;
   const std::string reason = message.reason.substr(0, kMaxReason);
-  const void* const tail = abort ? static_cast<const void*>(reason.data()) : message.addresses.data();
-  const size_t tail_bytes = abort ? reason.size() : message.addresses.size() * sizeof(uint64_t);
+  const size_t numbers = message.addresses.size() * sizeof(uint64_t);
   const Head head{message.kind,
                   message.call,
                   message.key,
                   message.rank,
                   message.chunk,
                   message.phase,
-                  static_cast<uint32_t>(tail_bytes)};
-  std::vector<char> bytes(sizeof head + tail_bytes);
+                  static_cast<uint32_t>(numbers),
+                  static_cast<uint32_t>(reason.size())};
+  std::vector<char> bytes(sizeof head + numbers + reason.size());
   std::memcpy(bytes.data(), &head, sizeof head);
-  if (tail_bytes) std::memcpy(bytes.data() + sizeof head, tail, tail_bytes);
+  if (numbers) std::memcpy(bytes.data() + sizeof head, message.addresses.data(), numbers);
+  if (!reason.empty()) std::memcpy(bytes.data() + sizeof head + numbers, reason.data(), reason.size());
   return bytes;
 }
 
@@ -43,20 +44,22 @@ Message decode(const char* bytes, size_t size) {
   Head head;
   if (size < sizeof head) throw std::invalid_argument("it is too short");
   std::memcpy(&head, bytes, sizeof head);
-  if (head.kind < Message::kPublish || head.kind > Message::kAbort) {
+  if (head.kind < Message::kPublish || head.kind > Message::kFlags) {
     throw std::invalid_argument("its kind is " + std::to_string(head.kind));
   }
-  if (head.tail_bytes != size - sizeof head) throw std::invalid_argument("its length is not what it says");
+  if (uint64_t{head.number_bytes} + head.reason_bytes != size - sizeof head || head.number_bytes % sizeof(uint64_t)) {
+    throw std::invalid_argument("its length is not what it says");
+  }
+  const bool has_numbers = head.kind == Message::kPublish || head.kind == Message::kLend;
+  const bool has_reason = head.kind == Message::kAbort || head.kind == Message::kLend;
+  if ((head.number_bytes && !has_numbers) || (head.reason_bytes && !has_reason)) {
+    throw std::invalid_argument("it ends in bytes that do not belong there");
+  }
   Message message{static_cast<Message::Kind>(head.kind), head.call, head.key, head.rank, head.chunk, head.phase};
   const char* const tail = bytes + sizeof head;
-  if (head.kind == Message::kAbort) {
-    message.reason.assign(tail, head.tail_bytes);
-  } else if (head.kind == Message::kPublish && head.tail_bytes % sizeof(uint64_t) == 0) {
-    message.addresses.resize(head.tail_bytes / sizeof(uint64_t));
-    if (head.tail_bytes) std::memcpy(message.addresses.data(), tail, head.tail_bytes);
-  } else if (head.tail_bytes) {
-    throw std::invalid_argument("it ends in " + std::to_string(head.tail_bytes) + " bytes that do not belong there");
-  }
+  message.addresses.resize(head.number_bytes / sizeof(uint64_t));
+  if (head.number_bytes) std::memcpy(message.addresses.data(), tail, head.number_bytes);
+  message.reason.assign(tail + head.number_bytes, head.reason_bytes);
   return message;
 }
 

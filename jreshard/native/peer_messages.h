@@ -6,6 +6,11 @@
 //   CONFIRM  source -> reader   "I had not given the arrays up by then: what was read counts"
 //   ABORT    any -> all others  "the call has failed, for this reason"
 //
+// GPUs of several processes need two more, which go with a file descriptor (or, an older kind of memory, without):
+//
+//   LEND   source -> reader   "this is the arena in which arrays lie that I am going to publish"
+//   FLAGS  any -> any         "this is the page of flags for the plan: streams write and wait for them there"
+//
 // A source that fails gives its memory back at once and asks nobody; a reader that still reads gets what it should not
 // use, and no CONFIRM: it fails too. Without CONFIRM a reader could not tell. Nothing waits for a CONFIRM but the
 // success of the receive (and the copies of later phases, which read its result), so no circle can come of it.
@@ -19,7 +24,7 @@
 namespace jreshard {
 
 struct Message {
-  enum Kind : uint32_t { kPublish = 1, kDone = 2, kConfirm = 3, kAbort = 4 };
+  enum Kind : uint32_t { kPublish = 1, kDone = 2, kConfirm = 3, kAbort = 4, kLend = 5, kFlags = 6 };
 
   Kind kind = kAbort;
   uint32_t call = 0;
@@ -27,8 +32,8 @@ struct Message {
   int32_t rank = 0;   // whose arrays (PUBLISH) or who has read (DONE, CONFIRM); ABORT: the process that failed first
   int32_t chunk = 0;  // not in ABORT
   int32_t phase = 0;  // not in ABORT
-  std::vector<uint64_t> addresses = {};  // PUBLISH: one a leaf of the chunk
-  std::string reason = {};               // ABORT
+  std::vector<uint64_t> addresses = {};  // PUBLISH: one a leaf of the chunk. LEND: id, base and bytes of the arena
+  std::string reason = {};               // ABORT. LEND: the older kind's handle
 };
 
 std::vector<char> encode(const Message& message);

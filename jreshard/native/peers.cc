@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <stdexcept>
+#include <utility>
 
 namespace jreshard {
 namespace {
@@ -13,6 +14,8 @@ namespace {
 constexpr size_t kMaxEarlyCalls = 256;
 constexpr size_t kMaxEarlyAddresses = 4 << 20;
 constexpr size_t kOverKept = 256;
+constexpr size_t kMaxFlagPages = 1024;
+constexpr size_t kMaxLent = 4096;
 
 // Whether the kernel lets a process be read only by those that it names (Yama's "restricted" mode).
 bool readers_must_be_named() {
@@ -41,13 +44,15 @@ void Peers::connect(int process, Descriptor socket, std::string name) {
   events.greeted = [weak, process, serial](pid_t pid) {
     if (auto peers = weak.lock()) peers->greeted(process, serial, pid);
   };
-  events.message = [weak, process, serial](const char* bytes, size_t size, Descriptor) {
-    if (auto peers = weak.lock()) peers->take(process, serial, decode(bytes, size));
+  events.message = [weak, process, serial](const char* bytes, size_t size, Descriptor attached) {
+    if (auto peers = weak.lock()) peers->take(process, serial, decode(bytes, size), std::move(attached));
   };
   events.lost = [weak, process, serial](const std::string& why) {
     if (auto peers = weak.lock()) peers->remove(process, serial, why);
   };
-  peers_[process] = {PeerLink::start(std::move(socket), self_, process, std::move(events)), serial};
+  Peer& peer = peers_[process];
+  peer.serial = serial;
+  peer.link = PeerLink::start(std::move(socket), self_, process, std::move(events));
 }
 
 void Peers::disconnect(int process) {
@@ -82,7 +87,7 @@ pid_t Peers::pid(int process) const {
   return found == peers_.end() ? 0 : found->second.pid;
 }
 
-void Peers::send(int process, const Message& message) {
+void Peers::send(int process, const Message& message, Descriptor attached) {
   std::shared_ptr<PeerLink> link;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -90,7 +95,41 @@ void Peers::send(int process, const Message& message) {
     if (found == peers_.end()) return;
     link = found->second.link;
   }
-  link->send(encode(message));
+  link->send(encode(message), std::move(attached));
+}
+
+uint64_t Peers::link_serial(int process) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = peers_.find(process);
+  return found == peers_.end() ? 0 : found->second.serial;
+}
+
+std::vector<Peers::Lent> Peers::take_lent(int process) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = peers_.find(process);
+  return found == peers_.end() ? std::vector<Lent>() : std::exchange(found->second.lent, {});
+}
+
+std::shared_ptr<const Peers::SentPage> Peers::flags(int process, int64_t key) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = peers_.find(process);
+  if (found == peers_.end()) return nullptr;
+  auto page = found->second.flags.find(key);
+  return page == found->second.flags.end() ? nullptr : page->second;
+}
+
+void Peers::keep_lent(Peer& peer, Message message, Descriptor attached) {
+  if (message.kind == Message::kFlags) {
+    if (!attached) throw std::invalid_argument("a page of flags came without its descriptor");
+    if (peer.flags.size() >= kMaxFlagPages) peer.flags.erase(peer.flags.begin());
+    peer.flags[message.key] = std::make_shared<const SentPage>(SentPage{std::move(attached), peer.pages_sent++});
+    return;
+  }
+  if (message.addresses.size() != 3 || (!attached && message.reason.empty())) {
+    throw std::invalid_argument("what it lends is not described");
+  }
+  if (peer.lent.size() >= kMaxLent) throw std::invalid_argument("it lends more than can be used");
+  peer.lent.push_back({std::move(message), std::move(attached)});
 }
 
 std::vector<Peers::Heard> Peers::open(int64_t key, uint32_t call, std::weak_ptr<Listener> listener) {
@@ -134,13 +173,17 @@ void Peers::allow_reading() const {
   prctl(PR_SET_PTRACER, readers, 0, 0, 0);
 }
 
-void Peers::take(int process, uint64_t serial, Message message) {
+void Peers::take(int process, uint64_t serial, Message message, Descriptor attached) {
   std::shared_ptr<Listener> listener;
   Message answer;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto peer = peers_.find(process);
     if (peer == peers_.end() || peer->second.serial != serial) return;
+    if (message.kind == Message::kLend || message.kind == Message::kFlags) {
+      keep_lent(peer->second, std::move(message), std::move(attached));
+      return;
+    }
     auto found = open_.find({message.key, message.call});
     if (found == open_.end()) {
       keep(process, std::move(message), answer);

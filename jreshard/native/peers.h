@@ -47,7 +47,23 @@ class Peers : public std::enable_shared_from_this<Peers> {
   // The id of a process that has introduced itself, else 0; also 0 where it lives in a PID namespace of its own.
   pid_t pid(int process) const;
   // Never blocks; to nobody where the process is not linked.
-  void send(int process, const Message& message);
+  void send(int process, const Message& message, Descriptor attached = Descriptor());
+
+  // What came with LEND or FLAGS messages.
+  struct Lent {
+    Message message;
+    Descriptor attached;
+  };
+  // Tells one link with a process from the next one; 0 where there is none.
+  uint64_t link_serial(int process) const;
+  // The arenas that a process has lent since this was last asked.
+  std::vector<Lent> take_lent(int process);
+  // The page of flags that a process sent last for a plan, and how many it had sent before; null where it sent none.
+  struct SentPage {
+    Descriptor page;
+    uint64_t count = 0;
+  };
+  std::shared_ptr<const SentPage> flags(int process, int64_t key) const;
 
   // From now on `listener` hears of the call. Returns what has been heard of it already.
   std::vector<Heard> open(int64_t key, uint32_t call, std::weak_ptr<Listener> listener);
@@ -60,10 +76,15 @@ class Peers : public std::enable_shared_from_this<Peers> {
     std::shared_ptr<PeerLink> link;
     uint64_t serial;
     pid_t pid = 0;
+    std::vector<Lent> lent;
+    std::map<int64_t, std::shared_ptr<const SentPage>> flags;  // by plan; the latest
+    uint64_t pages_sent = 0;
   };
 
   void greeted(int process, uint64_t serial, pid_t pid);
-  void take(int process, uint64_t serial, Message message);
+  void take(int process, uint64_t serial, Message message, Descriptor attached);
+  // With the lock held: what belongs to the link rather than to a call.
+  static void keep_lent(Peer& peer, Message message, Descriptor attached);
   // Forgets the process, if this link is still its link, and tells all listeners.
   void remove(int process, uint64_t serial, const std::string& why);
   // With the lock held: keeps a message of a call that is not open. What to answer, if anything, is left in `answer`.

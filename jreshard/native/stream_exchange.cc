@@ -8,9 +8,13 @@
 
 namespace jreshard {
 
-StreamExchange::StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver)
+StreamExchange::StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver,
+                               Placement placement, std::map<int, int> ordinals)
     : plan_(std::move(plan)), rank_names_(std::move(rank_names)), driver_(driver), devices_(plan_.num_ranks()) {
   for (auto& launched : launched_) launched.assign(plan_.num_ranks(), 0);
+  if (placement.peers) {
+    peers_ = std::make_unique<StreamPeers>(plan_, std::move(placement), std::move(ordinals), driver_);
+  }
 }
 
 bool StreamExchange::begin(CallId id, double timeout_s) {
@@ -25,20 +29,45 @@ bool StreamExchange::begin(CallId id, double timeout_s) {
   call->read.resize(static_cast<size_t>(plan_.num_chunks()) * ranks);
   call->readers_left.resize(ranks);
   call->copied.resize(ranks);
+  call->told.resize(call->ready.size());
   for (int rank = 0; rank < ranks; ++rank) {
-    call->readers_left[rank] = plan_.num_readers(rank);
-    if (plan_.sends(rank)) {
-      call->sources[rank].resize(plan_.num_leaves());
-      ++call->launches_left;
+    if (plan_.sends(rank)) call->sources[rank].resize(plan_.num_leaves());
+    if (plan_.receives(rank)) call->received[rank].resize(plan_.num_leaves());
+    if (!local(rank)) continue;
+    for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) {
+      call->readers_left[rank] += count_local(plan_.readers(chunk, rank));
     }
-    if (!plan_.receives(rank)) continue;
-    call->received[rank].resize(plan_.num_leaves());
-    call->launches_left += plan_.num_chunks();
+    call->launches_left += (plan_.sends(rank) ? 1 : 0) + (plan_.receives(rank) ? plan_.num_chunks() : 0);
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!broken_.empty()) return false;
-  calls_.emplace(begun_++, std::move(call));
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!broken_.empty()) return false;
+    calls_.emplace(begun_++, std::move(call));
+  }
+  if (peers_) meet(id);
   return true;
+}
+
+// Takes up what has been heard of a call before it was open. Whoever is missing already fails it.
+void StreamExchange::meet(CallId id) {
+  const Placement& placement = peers_->placement();
+  peers_->greet();
+  for (const auto& [process, message] : placement.peers->open(placement.key, id, weak_from_this())) {
+    heard(process, message);
+  }
+  for (int process : peers_->partners()) {
+    if (placement.peers->connected(process)) continue;
+    lost(id, process, "jreshard: " + peers_->name(process) + " is not linked to this process");
+  }
+}
+
+int StreamExchange::count_local(const std::vector<int>& ranks) const {
+  return static_cast<int>(std::count_if(ranks.begin(), ranks.end(), [&](int rank) { return local(rank); }));
+}
+
+bool StreamExchange::broken() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !broken_.empty();
 }
 
 int StreamExchange::open_calls() const {
@@ -46,34 +75,46 @@ int StreamExchange::open_calls() const {
   return static_cast<int>(calls_.size());
 }
 
+StreamExchange::CallPtr StreamExchange::find(CallId id) const {
+  for (const auto& [order, call] : calls_) {
+    if (call->id == id) return call;
+  }
+  return nullptr;
+}
+
 void StreamExchange::abort(CallId id, const std::string& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (auto it = calls_.begin(); it != calls_.end(); ++it) {
-    if (it->second->id != id) continue;
-    fail(*it->second, reason);
-    return;
-  }
+  if (const CallPtr call = find(id)) fail(*call, reason);
 }
 
 void StreamExchange::abort_all(const std::string& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
-  while (!calls_.empty()) fail(*calls_.begin()->second, reason);
+  const auto calls = calls_;
+  for (const auto& [order, call] : calls) fail(*call, reason);
 }
 
-// With the lock held.
 void StreamExchange::fail(Call& call, const std::string& reason) {
+  fail(call, reason, peers_ ? peers_->placement().peers->self() : 0, reason);
+}
+
+void StreamExchange::fail(Call& call, const std::string& reason, int origin, const std::string& bare_reason) {
+  if (!call.error.empty()) return;
   broken_ = call.error = reason;
+  changed_.notify_all();
+  if (peers_) {
+    peers_->give_up(call.id, origin, bare_reason);  // and wait() ends the call
+    return;
+  }
   for (auto it = calls_.begin(); it != calls_.end(); ++it) {
     if (it->second.get() != &call) continue;
     calls_.erase(it);
-    break;
+    return;
   }
-  changed_.notify_all();
 }
 
 StreamExchange::CallPtr StreamExchange::current(Step step, int rank) {
   auto found = calls_.find(launched_[step][rank] / launches(step));
-  if (found == calls_.end()) {
+  if (found == calls_.end() || !found->second->error.empty()) {
     throw std::runtime_error(broken_.empty() ? "jreshard: this transfer is not under way" : broken_);
   }
   ++launched_[step][rank];
@@ -90,25 +131,18 @@ void StreamExchange::wait(std::unique_lock<std::mutex>& lock, const CallPtr& cal
   if (!call->error.empty()) throw std::runtime_error(call->error);
 }
 
-// With the lock held. The last launch of a call ends it: all the rest is in the streams' order.
+// With the lock held. The last launch of a call ends it where all ranks are local: the rest is in the streams' order.
 void StreamExchange::end_launch(const CallPtr& call) {
-  if (--call->launches_left > 0) return;
+  if (--call->launches_left == 0 && !peers_) close(call);
+}
+
+// With the lock held.
+void StreamExchange::close(const CallPtr& call) {
   for (auto [rank, event] : call->events) devices_[rank].free_events.push_back(event);
   for (auto it = calls_.begin(); it != calls_.end(); ++it) {
     if (it->second != call) continue;
     calls_.erase(it);
     return;
-  }
-}
-
-template <typename Action>
-void StreamExchange::enqueue(const CallPtr& call, cuda::Stream stream, Action action) {
-  try {
-    const cuda::CurrentContext context(driver_, stream);
-    action();
-  } catch (const std::runtime_error& error) {
-    abort(call->id, error.what());
-    throw;
   }
 }
 
@@ -147,7 +181,10 @@ void StreamExchange::publish(int rank, int chunk, const std::vector<const void*>
     call = current(kPublish, rank);
   }
   cuda::Event ready = nullptr;
-  enqueue(call, stream, [&] { ready = record(call, rank, stream); });
+  enqueue(call, stream, [&] {
+    ready = record(call, rank, stream);
+    if (peers_) peers_->publish(call->id, rank, chunk, 0, arrays, stream);
+  });
   std::lock_guard<std::mutex> lock(mutex_);
   std::copy(arrays.begin(), arrays.end(), call->sources[rank].begin() + plan_.chunk_begin(chunk));
   call->ready[slot(chunk, 0, rank)] = ready;
@@ -163,8 +200,7 @@ void StreamExchange::receive(int rank, int chunk, const std::vector<void*>& arra
   }
   for (int phase = 0; phase < plan_.num_phases(); ++phase) run_phase(call, rank, chunk, phase, stream);
   if (plan_.num_phases() > 1) await_readers(call, rank, chunk, stream);
-  std::lock_guard<std::mutex> lock(mutex_);
-  end_launch(call);
+  record_end(call, rank, stream);
 }
 
 void StreamExchange::run_phase(const CallPtr& call, int rank, int chunk, int phase, cuda::Stream stream) {
@@ -172,7 +208,7 @@ void StreamExchange::run_phase(const CallPtr& call, int rank, int chunk, int pha
   const int next = phase + 1;
   const bool read_next = next < plan_.num_phases() && !plan_.readers(chunk, rank, next).empty();
   if (sources.empty() && !read_next) return;
-  auto ready = [&](int source) { return call->ready[slot(chunk, phase, source)]; };
+  auto ready = [&](int source) { return published(*call, chunk, phase, source); };
   auto missing = [&] {
     std::string names;
     for (int source : sources) {
@@ -188,10 +224,17 @@ void StreamExchange::run_phase(const CallPtr& call, int rank, int chunk, int pha
   enqueue(call, stream, [&] {
     pull(call, rank, chunk, phase, stream);
     copied = record(call, rank, stream);
+    if (!peers_) return;
+    peers_->tell_read(call->id, rank, chunk, phase, stream);
+    if (!read_next) return;
+    const auto first = call->received[rank].begin();
+    peers_->publish(call->id, rank, chunk, next, {first + plan_.chunk_begin(chunk), first + plan_.chunk_end(chunk)},
+                    stream);
   });
   std::lock_guard<std::mutex> lock(mutex_);
   if (read_next) call->ready[slot(chunk, next, rank)] = copied;
   for (int source : sources) {
+    if (!local(source)) continue;
     if (phase > 0) {
       call->read[chunk * plan_.num_ranks() + source].push_back(copied);
     } else {
@@ -204,8 +247,7 @@ void StreamExchange::run_phase(const CallPtr& call, int rank, int chunk, int pha
 
 void StreamExchange::await_readers(const CallPtr& call, int rank, int chunk, cuda::Stream stream) {
   size_t readers = 0;
-  for (int phase = 1; phase < plan_.num_phases(); ++phase) readers += plan_.readers(chunk, rank, phase).size();
-  if (readers == 0) return;
+  for (int phase = 1; phase < plan_.num_phases(); ++phase) readers += count_local(plan_.readers(chunk, rank, phase));
   std::vector<cuda::Event>& read = call->read[chunk * plan_.num_ranks() + rank];
   {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -215,6 +257,10 @@ void StreamExchange::await_readers(const CallPtr& call, int rank, int chunk, cud
   }
   enqueue(call, stream, [&] {
     for (cuda::Event event : read) order_after(stream, event);
+    if (!peers_) return;
+    for (int phase = 1; phase < plan_.num_phases(); ++phase) {
+      peers_->await_readers(call->id, rank, chunk, phase, stream);
+    }
   });
 }
 
@@ -224,13 +270,14 @@ void StreamExchange::pull(const CallPtr& call, int rank, int chunk, int phase, c
   for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
     void* const dst = const_cast<void*>(call->received[rank][leaf]);
     for (const Copy& copy : plan_.copies(leaf, rank, phase)) {
-      batches.try_emplace(copy.src_rank, driver_).first->second.add(copy, arrays[copy.src_rank][leaf], dst);
+      const void* src = arrays[copy.src_rank][leaf];
+      if (!local(copy.src_rank)) src = peers_->translate(copy.src_rank, src, rank);
+      batches.try_emplace(copy.src_rank, driver_).first->second.add(copy, src, dst);
     }
   }
-  auto ready = [&](int source) { return call->ready[slot(chunk, phase, source)]; };
   if (batches.size() == 1) {
     auto& [source, batch] = *batches.begin();
-    order_after(stream, ready(source));
+    await_source(call, source, chunk, phase, stream);
     batch.enqueue(stream);
     return;
   }
@@ -239,9 +286,17 @@ void StreamExchange::pull(const CallPtr& call, int rank, int chunk, int phase, c
   for (auto& [source, batch] : batches) {
     const cuda::Stream side = stream_from(rank, source);
     order_after(side, free);
-    order_after(side, ready(source));
+    await_source(call, source, chunk, phase, side);
     batch.enqueue(side);
     order_after(stream, record(call, rank, side));
+  }
+}
+
+void StreamExchange::await_source(const CallPtr& call, int source, int chunk, int phase, cuda::Stream stream) {
+  if (local(source)) {
+    order_after(stream, call->ready[slot(chunk, phase, source)]);
+  } else {
+    peers_->await_ready(call->id, source, chunk, phase, stream);
   }
 }
 
@@ -258,9 +313,12 @@ void StreamExchange::release(int rank, cuda::Stream stream) {
   }
   enqueue(call, stream, [&] {
     for (auto [reader, event] : copied) order_after(stream, event);
+    if (!peers_) return;
+    for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) {
+      peers_->await_readers(call->id, rank, chunk, 0, stream);
+    }
   });
-  std::lock_guard<std::mutex> lock(mutex_);
-  end_launch(call);
+  record_end(call, rank, stream);
 }
 
 }  // namespace jreshard

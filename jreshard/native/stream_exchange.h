@@ -1,13 +1,16 @@
-// The exchange for GPUs of one process: the same three steps as HostExchange, enqueued on the devices' streams.
+// The exchange for GPUs of one host: the same three steps as HostExchange, enqueued on the devices' streams.
 //
 // Handlers run when a program is launched, not when the device gets there, so nothing is copied by the host and nobody
 // waits on the device for the host: sources record an event, readers' streams wait for it, copy, record another, and
-// the sources' streams wait for that. Phases after the first are like that among the destinations: each records an event
-// when it has enqueued what others read next, and its stream waits for those who read its arrays. The handlers of a
-// step run on a thread for each device, so they may wait on the host for each other to enqueue; in one order of the
-// chunks on all devices, which is that of the one program that they run. Launches come in the same order on every device, so that the n-th publish,
-// receive and release on a rank belong to the n-th call; the caller sees to it by launching the three steps of a call
-// under one lock.
+// the sources' streams wait for that. Phases after the first are like that among the destinations: each records an
+// event when it has enqueued what others read next, and its stream waits for those who read its arrays. The handlers of
+// a step run on a thread for each device, so they may wait on the host for each other to enqueue; in one order of the
+// chunks on all devices, which is that of the one program that they run. Launches come in the same order on every
+// device, so that the n-th publish, receive and release on a rank belong to the n-th call; the caller sees to it by
+// launching the three steps of a call under one lock.
+//
+// Between processes flags in shared memory take the place of events (stream_peers.h). A process may fail when all is
+// enqueued already, and no error can be raised on a stream: who calls has to wait() before the result is used.
 #pragma once
 
 #include <chrono>
@@ -20,17 +23,27 @@
 
 #include "copy_plan.h"
 #include "gpu_exchange.h"
+#include "peers.h"
+#include "placement.h"
+#include "stream_peers.h"
 
 namespace jreshard {
 
-class StreamExchange : public GpuExchange {
+class StreamExchange : public GpuExchange, public Peers::Listener, public std::enable_shared_from_this<StreamExchange> {
  public:
-  StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver);
+  // Where ranks live in other processes, `ordinals` has the devices of the local ones.
+  StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver,
+                 Placement placement = {}, std::map<int, int> ordinals = {});
 
   bool begin(CallId id, double timeout_s) override;
   void abort(CallId id, const std::string& reason) override;
   void abort_all(const std::string& reason) override;
   int open_calls() const override;
+  bool broken() const override;
+  // Returns at once where all ranks are local.
+  void wait(CallId id) override;
+  void heard(int process, const Message& message) override;
+  void lost(CallId id, int process, const std::string& error) override;
   // Never: whether readers are done is known to the streams only.
   bool release_now(CallId) override { return false; }
 
@@ -53,6 +66,8 @@ class StreamExchange : public GpuExchange {
     std::vector<std::map<int, cuda::Event>> copied;   // [rank][reader]: after the reader's last chunk so far
     std::vector<std::vector<cuda::Event>> read;       // [chunk * ranks + rank]: after the reads of later phases
     int launches_left = 0;                            // receives and releases that are not enqueued yet
+    std::vector<bool> told;                           // [slot]: a rank of another process has published
+    std::vector<cuda::Event> ends;                    // after each receive and release, where others take part
     std::vector<std::pair<int, cuda::Event>> events;  // (rank, event) to be used again when the call has ended
     std::string error;
   };
@@ -67,6 +82,11 @@ class StreamExchange : public GpuExchange {
   size_t slot(int chunk, int phase, int rank) const {
     return (static_cast<size_t>(chunk) * plan_.num_phases() + phase) * plan_.num_ranks() + rank;
   }
+  void meet(CallId id);
+  int count_local(const std::vector<int>& ranks) const;
+  bool local(int rank) const { return !peers_ || peers_->local(rank); }
+  // With the lock held: the call of that id, or null.
+  CallPtr find(CallId id) const;
   // With the lock held: the call that this launch belongs to.
   CallPtr current(Step step, int rank);
   // Launches of a step on one rank that make up a call: XLA may reorder the chunks of a program, so they are counted.
@@ -74,8 +94,20 @@ class StreamExchange : public GpuExchange {
   // Waits until `ready()` or throws: the call failed, or its deadline passed and `missing()` names who is late.
   template <typename Ready, typename Missing>
   void wait(std::unique_lock<std::mutex>& lock, const CallPtr& call, Ready ready, Missing missing);
+  // With the lock held. `origin` is the process where it failed first, and `bare_reason` what it said.
   void fail(Call& call, const std::string& reason);
+  void fail(Call& call, const std::string& reason, int origin, const std::string& bare_reason);
   void end_launch(const CallPtr& call);
+  // One receive or release on `rank` has been enqueued.
+  void record_end(const CallPtr& call, int rank, cuda::Stream stream);
+  void close(const CallPtr& call);
+  bool published(const Call& call, int chunk, int phase, int source) const;
+  // What is wrong with a message, or empty text.
+  std::string misfit(int process, const Call& call, const Message& message) const;
+  // Whether the streams have come to the end of the call.
+  bool arrived(const Call& call) const;
+  bool drained(const Call& call) const;
+  std::string partners() const;
   // Runs `action` in the context of `stream`. Where the driver refuses something, the call fails.
   template <typename Action>
   void enqueue(const CallPtr& call, cuda::Stream stream, Action action);
@@ -85,6 +117,8 @@ class StreamExchange : public GpuExchange {
   // Enqueues one phase of a receive, behind what it reads.
   void run_phase(const CallPtr& call, int rank, int chunk, int phase, cuda::Stream stream);
   void pull(const CallPtr& call, int rank, int chunk, int phase, cuda::Stream stream);
+  // Has `stream` wait for what `source` published.
+  void await_source(const CallPtr& call, int source, int chunk, int phase, cuda::Stream stream);
   // Has `stream` wait for those who read what `rank` has received.
   void await_readers(const CallPtr& call, int rank, int chunk, cuda::Stream stream);
   void order_after(cuda::Stream stream, cuda::Event event);
@@ -92,6 +126,7 @@ class StreamExchange : public GpuExchange {
   const CopyPlan plan_;
   const std::vector<std::string> rank_names_;
   const cuda::Driver& driver_;
+  std::unique_ptr<StreamPeers> peers_;  // null where all ranks are local
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::map<uint64_t, CallPtr> calls_;  // by the order of begin()
@@ -100,5 +135,16 @@ class StreamExchange : public GpuExchange {
   std::vector<uint64_t> launched_[kSteps];  // [rank]: launches so far
   std::vector<Device> devices_;             // [rank]
 };
+
+template <typename Action>
+void StreamExchange::enqueue(const CallPtr& call, cuda::Stream stream, Action action) {
+  try {
+    const cuda::CurrentContext context(driver_, stream);
+    action();
+  } catch (const std::runtime_error& error) {
+    abort(call->id, error.what());
+    throw;
+  }
+}
 
 }  // namespace jreshard

@@ -32,12 +32,14 @@ def two_gpus() -> None:
         pytest.skip("needs 2 GPUs")
 
 
+@pytest.mark.parametrize("transport", ["p2p", "nccl"])
 @pytest.mark.parametrize("isolated", [False, True], ids=["one view", "isolated"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_scenario(scenario: str, isolated: bool) -> None:
-    processes.check(processes.run(scenario, platform="cuda", isolated=isolated))
+def test_scenario(scenario: str, isolated: bool, transport: str) -> None:
+    processes.check(processes.run(scenario, platform="cuda", isolated=isolated, transport=transport))
 
 
+@pytest.mark.parametrize("transport", ["p2p", "nccl"])
 @pytest.mark.parametrize("scenario", ["a_process_dies_while_others_wait"])
-def test_death(scenario: str) -> None:
-    processes.check(processes.run(scenario, platform="cuda"), dies=[1])
+def test_death(scenario: str, transport: str) -> None:
+    processes.check(processes.run(scenario, platform="cuda", transport=transport), dies=[1])

@@ -26,6 +26,7 @@ def run(
     *,
     devices: Sequence[int] = (1, 1),
     platform: str = "cpu",
+    transport: str = "auto",
     isolated: bool = False,
     patience: float = PATIENCE,
 ) -> list[Outcome]:
@@ -35,6 +36,7 @@ def run(
         scenario: its name.
         devices: how many devices each process has.
         platform: `"cpu"` or `"cuda"`.
+        transport: what the transfers are told to use.
         isolated: whether a process sees only its own GPUs, rather than choosing them among all.
         patience: seconds after which processes that have not ended are killed.
     """
@@ -45,6 +47,7 @@ def run(
         own = ",".join(map(str, range(first, first + count)))
         first += count
         environment = {**os.environ, "JAX_PLATFORMS": platform, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}
+        environment["JRESHARD_TEST_TRANSPORT"] = transport
         arguments = [scenario, str(process), str(len(devices)), str(port), platform, str(count)]
         if platform == "cuda" and isolated:
             environment["CUDA_VISIBLE_DEVICES"] = own

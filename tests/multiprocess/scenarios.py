@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jreshard
 
 LEAVES_AT_ONCE = {"a_process_dies", "a_process_dies_while_others_wait"}
-OPTIONS: dict[str, Any] = {"timeout": 40.0}
+OPTIONS: dict[str, Any] = {"timeout": 40.0, "transport": os.environ.get("JRESHARD_TEST_TRANSPORT", "auto")}
 
 ROWS, COLS, WHOLE = P("x"), P(None, "x"), P()
 
@@ -175,7 +175,7 @@ def a_process_is_late() -> None:
     else:
         begin = time.monotonic()
         with pytest.raises(TimeoutError, match="process 1"):
-            jreshard.transfer(place(host, src), src, dst, timeout=1.0)
+            jreshard.transfer(place(host, src), src, dst, **{**OPTIONS, "timeout": 1.0})
         assert time.monotonic() - begin < 3.0
     got = jreshard.transfer(place(host, src), src, dst, **OPTIONS)
     oracle.assert_tree_holds(got, host, dst)

@@ -37,6 +37,13 @@ struct Group {
   size_t left = 0;  // messages that have not met their other ends
 };
 
+// What a thread has begun and not ended.
+struct OpenGroup {
+  int depth = 0;
+  int error = 0;
+  std::map<jreshard::nccl::Comm, std::shared_ptr<Group>> by_comm;
+};
+
 // From one rank to another: what has arrived on one side only.
 struct Channel {
   bool send_offered = false, receive_offered = false;
@@ -168,13 +175,6 @@ class FakeNccl {
   }
 
  private:
-  // What a thread has begun.
-  struct OpenGroup {
-    int depth = 0;
-    Result error = 0;
-    std::map<Comm, std::shared_ptr<fake_nccl::Group>> by_comm;
-  };
-
   template <typename Action>
   static Result enter(const std::string& function, Action action) {
     Lock lock(active_->driver_.mutex());
@@ -318,7 +318,7 @@ class FakeNccl {
   }
 
   inline static FakeNccl* active_ = nullptr;
-  inline static thread_local OpenGroup group_;
+  inline static thread_local fake_nccl::OpenGroup group_;
 
   FakeDriver& driver_;  // whose lock guards all that follows
   std::mt19937 random_;

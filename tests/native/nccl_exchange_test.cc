@@ -1,0 +1,203 @@
+// Tests of the exchange over NCCL without a GPU: random plans, in one process and in several, in any order of work that
+// the streams allow.
+#include "nccl_exchange.h"
+
+#include <chrono>
+
+#include "nccl_world.h"
+
+using jreshard::NcclExchange;
+
+namespace {
+
+int draw(std::mt19937& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
+
+// Ranks dealt out to processes, each of which has one at least.
+std::vector<int> random_processes(std::mt19937& random, int ranks) {
+  std::vector<int> out(ranks);
+  const int processes = draw(random, 1, std::min(ranks, 3));
+  for (int rank = 0; rank < ranks; ++rank) out[rank] = rank < processes ? rank : random() % processes;
+  std::shuffle(out.begin(), out.end(), random);
+  return out;
+}
+
+Plan random_plan_of(std::mt19937& random, int ranks, int max_leaves) {
+  for (;;) {
+    Plan plan = random_plan(random, max_leaves, 1, ranks);
+    if (int(plan.table.roles.size()) == ranks) return plan;
+  }
+}
+
+int64_t random_slot(std::mt19937& random) { return draw(random, 0, 2) ? draw(random, 20, 400) : 1 << 20; }
+
+// Large boxes straight between the arrays, and others through the slots of one side.
+Plan large_plan(std::mt19937& random, int ranks) {
+  constexpr int64_t kLarge = 256 << 10;
+  Plan plan(draw(random, 1, 3), std::vector<int>(ranks, kSends | kReceives));
+  plan.add_template();
+  for (int src = 0; src < ranks; ++src) {
+    for (int dst = 0; dst < ranks; ++dst) {
+      const int64_t out = draw(random, 0, 3), in = draw(random, 0, 3);
+      const int64_t run = kLarge / 4 + draw(random, 0, 9);
+      plan.add(src, dst, {{0, 0, 1, 2, run, {{4, run + out, run + in}}}, 4 * (run + out) + 1, 4 * (run + in) + 2});
+    }
+  }
+  plan.table.leaf_template = {0, 0};
+  return plan;
+}
+
+// Everything from one thread, in a random order, while the devices get on by fits and starts.
+void call_from_one_thread(NcclWorld& world, Transfers& t, uint32_t id, std::mt19937& random) {
+  for (int process = 0; process < world.num_processes(); ++process) CHECK(t.exchange(process).begin(id, kLong));
+  std::vector<int> steps;  // ranks, each as often as it launches
+  for (int rank = 0; rank < world.num_ranks(); ++rank) {
+    t.publish(id, rank);
+    if (t.receives(rank)) steps.insert(steps.end(), t.num_chunks(), rank);
+    if (t.sends(rank)) steps.push_back(rank);
+  }
+  std::shuffle(steps.begin(), steps.end(), random);
+  std::vector<int> chunks(world.num_ranks()), released(world.num_ranks());
+  const int work = id % 3 ? 1 << random() % 9 : 0;
+  for (int rank : steps) {
+    const bool received = !t.receives(rank) || chunks[rank] == t.num_chunks();
+    if (t.sends(rank) && !released[rank] && (received || random() % 2)) {
+      released[rank] = true;
+      t.release(id, rank);
+    } else {
+      t.receive_chunk(id, rank, chunks[rank]++);
+    }
+    if (work) world.driver.run(random() % work);
+  }
+  world.driver.run_all();
+  for (int process = 0; process < world.num_processes(); ++process) {
+    t.exchange(process).wait(id);
+    t.check_and_reuse(id, process);
+  }
+}
+
+void test_random_plans() {
+  for (uint32_t seed = 1; seed <= 50; ++seed) {
+    std::mt19937 random(seed);
+    const int ranks = draw(random, 1, 4);
+    NcclWorld world(random_processes(random, ranks), seed);
+    world.connect();
+    {
+      // They share communicators and slots.
+      Transfers first(world, random_plan_of(random, ranks, 20), random_slot(random));
+      Transfers second(world, random_plan_of(random, ranks, 20), random_slot(random));
+      for (uint32_t id = 1; id <= 6; ++id) call_from_one_thread(world, random() % 3 ? first : second, id, random);
+      world.driver.run_all();
+      for (Transfers* t : {&first, &second}) {
+        for (int rank = 0; rank < ranks; ++rank) t->overwrite_on_stream(rank);
+        world.driver.run_all();
+        t->check_overwritten();
+      }
+    }
+    CHECK(world.nccl.largest_group() <= 2 * 1024);
+  }
+}
+
+void test_processes_with_threads() {
+  size_t messages = 0;
+  for (uint32_t seed = 1; seed <= 12; ++seed) {
+    std::mt19937 random(seed);
+    const int ranks = draw(random, 2, 4);
+    NcclWorld world(random_processes(random, ranks), seed);
+    world.connect();
+    Transfers first(world, random_plan_of(random, ranks, 8), random_slot(random));
+    Transfers second(world, seed % 4 ? random_plan_of(random, ranks, 8) : large_plan(random, ranks), 100'000);
+    {
+      const RunningDevices running(world.driver, 1 << seed % 9);
+      std::vector<std::function<void()>> processes;
+      for (int process = 0; process < world.num_processes(); ++process) {
+        processes.push_back([&, process] {
+          for (uint32_t id = 1; id <= 8; ++id) CHECK_TEXT((id % 3 ? first : second).run(id, process), "");
+        });
+      }
+      at_once(std::move(processes));
+    }
+    world.driver.run_all();
+    for (Transfers* t : {&first, &second}) t->check_overwritten();
+    messages += world.nccl.messages();
+  }
+  CHECK(messages > 1000);
+}
+
+// A device that has so much work ahead that those who enqueue more wait until it gets on.
+void test_full_queues() {
+  for (const std::vector<int>& processes : {std::vector<int>{0, 0, 0}, {0, 1, 0}, {0, 1, 2}}) {
+    std::mt19937 random(1);
+    Plan plan(3, {kSends, kReceives, kSends | kReceives});
+    plan.add_template();
+    for (int src : {0, 2}) {
+      for (int dst : {1, 2}) plan.add(src, dst, random_box(random, 3));
+    }
+    plan.table.leaf_template.assign(20, 0);
+    NcclWorld world(processes, 1);
+    world.connect();
+    Transfers t(world, plan, 100);
+    world.driver.queue_limit = 6;
+    {
+      const RunningDevices running(world.driver);
+      for (uint32_t id = 1; id <= 4; ++id) {
+        for (const std::string& error : t.run_everywhere(id)) CHECK_TEXT(error, "");
+      }
+    }
+    world.driver.run_all();
+    t.check_overwritten();
+  }
+}
+
+// From one thread, the receiver's launch waits for its device, and that for the sender, which is to be launched later.
+void test_one_thread_with_full_queues_times_out() {
+  Plan plan(1, {kSends, kReceives});
+  plan.add_template();
+  plan.add(0, 1, {{0, 0, 0, 0, 3, {}}, 3, 3});
+  plan.table.leaf_template.assign(20, 0);
+  NcclWorld world({0, 0}, 1);
+  world.connect();
+  Transfers t(world, plan, 100);
+  world.driver.queue_limit = 6;
+  const RunningDevices running(world.driver);
+  CHECK(t.exchange(0).begin(1, kShort));
+  t.publish(1, 0);
+  const std::string text = error_of([&] { t.receive(1, 1); });
+  CHECK(contains(text, "jreshard: transfer timed out after 0.05"));
+  CHECK(contains(text, "device 0 (not launched), device 1 (not launched)"));
+  CHECK_TEXT(error_of([&] { t.release(1, 0); }), text);
+  CHECK_TEXT(error_of([&] { t.exchange(0).wait(1); }), text);
+}
+
+void test_nothing_is_left_behind() {
+  FakeDriver* driver = nullptr;
+  std::mt19937 random(7);
+  NcclWorld world({0, 1, 0}, 7);
+  driver = &world.driver;
+  world.connect();
+  const auto before = driver->left_behind();
+  CHECK(before.empty());
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    Transfers t(world, random_plan_of(random, 3, 9), 50);
+    for (uint32_t id = 1; id <= 50; ++id) {
+      call_from_one_thread(world, t, id, random);
+      if (id != 1) continue;
+      CHECK(driver->left_behind().at("streams") == 3 * 3);
+    }
+    const auto during = driver->left_behind();
+    CHECK(during.at("events") == 3 * (3 + 8) && during.at("memory") == 3 * 4);
+    world.driver.run_all();
+  }
+  CHECK(driver->left_behind().empty());
+}
+
+}  // namespace
+
+int main() {
+  return run_tests({
+      {"random_plans", test_random_plans},
+      {"processes_with_threads", test_processes_with_threads},
+      {"full_queues", test_full_queues},
+      {"one_thread_with_full_queues_times_out", test_one_thread_with_full_queues_times_out},
+      {"nothing_is_left_behind", test_nothing_is_left_behind},
+  });
+}
