@@ -85,9 +85,8 @@ def connect_process(process: int, link: socket.socket, name: str) -> None:
         RuntimeError: the socket cannot serve, or the process is linked already.
     """
     error = ctypes.create_string_buffer(_ERROR_BYTES)
-    if not library().jreshard_connect(
-        jax.process_index(), process, link.fileno(), name.encode(), error, _ERROR_BYTES
-    ):  # fmt: skip
+    this = jax.process_index()
+    if not library().jreshard_connect(this, process, link.fileno(), name.encode(), error, _ERROR_BYTES):
         raise RuntimeError(f"jreshard: {error.value.decode()}")
 
 
@@ -119,7 +118,9 @@ class Exchange:
         gpu = devices[0].platform == "gpu"
         this = jax.process_index()
         processes = np.array([device.process_index for device in devices], np.int32)
-        ordinals = np.array([d.local_hardware_id if d.process_index == this else -1 for d in devices], np.int32)
+        # The ordinal that handlers are given; JAX does not know it of other processes' devices.
+        known = [(d.local_hardware_id if gpu else d.id) if d.process_index == this else -1 for d in devices]
+        ordinals = np.array(known, np.int32)
         table = np.ascontiguousarray(table, np.int64)
         if not self._lib.jreshard_open(
             key, gpu, table.ctypes.data, table.size, ordinals.ctypes.data, processes.ctypes.data, this, names, error,
@@ -132,8 +133,8 @@ class Exchange:
 
         Args:
             timeout: seconds.
-            call: the id, where other processes take part: one that all of them use for this call, and for no other
-                of this exchange. Must be given then.
+            call: the id, which must be given where other processes take part: all of them use it for this call, and
+                for no later one of this exchange.
 
         Raises:
             ExchangeBroken: an earlier call failed in a way that leaves this exchange unusable.

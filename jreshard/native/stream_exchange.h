@@ -2,12 +2,12 @@
 //
 // Handlers run when a program is launched, not when the device gets there, so nothing is copied by the host and nobody
 // waits on the device for the host: sources record an event, readers' streams wait for it, copy, record another, and
-// the sources' streams wait for that. Phases after the first are like that among the destinations: each records an event
-// when it has enqueued what others read next, and its stream waits for those who read its arrays. The handlers of a
-// step run on a thread for each device, so they may wait on the host for each other to enqueue; in one order of the
-// chunks on all devices, which is that of the one program that they run. Launches come in the same order on every device, so that the n-th publish,
-// receive and release on a rank belong to the n-th call; the caller sees to it by launching the three steps of a call
-// under one lock.
+// the sources' streams wait for that. Phases after the first are like that among the destinations: each records an
+// event when it has enqueued what others read next, and its stream waits for those who read its arrays. The handlers of
+// a step run on a thread for each device, so they may wait on the host for each other to enqueue; in one order of the
+// chunks on all devices, which is that of the one program that they run. Launches come in the same order on every
+// device, so that the n-th publish, receive and release on a rank belong to the n-th call; the caller sees to it by
+// launching the three steps of a call under one lock.
 #pragma once
 
 #include <chrono>
