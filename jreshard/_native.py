@@ -111,9 +111,8 @@ def connect_process(process: int, link: socket.socket, name: str) -> None:
         RuntimeError: the socket cannot serve, or the process is linked already.
     """
     error = ctypes.create_string_buffer(ERROR_BYTES)
-    if not library().jreshard_connect(
-        jax.process_index(), process, link.fileno(), name.encode(), error, ERROR_BYTES
-    ):  # fmt: skip
+    this = jax.process_index()
+    if not library().jreshard_connect(this, process, link.fileno(), name.encode(), error, ERROR_BYTES):
         raise RuntimeError(f"jreshard: {error.value.decode()}")
 
 

@@ -63,11 +63,13 @@ HostExchange::CallPtr HostExchange::make_call(double timeout_s) const {
 
 bool HostExchange::begin(CallId id, double timeout_s) {
   const CallPtr call = make_call(timeout_s);
+  std::vector<Peers::Heard> early;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (calls_.count(id)) return false;
     if (call->events_left == 0) return true;  // no part of it is here
     calls_.emplace(id, call);
+    if (placement_.peers) early = placement_.peers->open(placement_.key, id, weak_from_this());
     const std::chrono::duration<double> timeout(std::min(timeout_s, kMaxTimeoutS));
     const auto deadline = Watchdog::Clock::now() + std::chrono::duration_cast<Watchdog::Clock::duration>(timeout);
     call->deadline = Watchdog::shared().at(deadline, [self = shared_from_this(), id] {
@@ -75,7 +77,7 @@ bool HostExchange::begin(CallId id, double timeout_s) {
       if (call) self->abort(id, self->late(call));
     });
   }
-  if (placement_.peers) meet_peers(id);
+  catch_up(id, early);
   return true;
 }
 

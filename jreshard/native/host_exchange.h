@@ -123,9 +123,9 @@ class HostExchange : public Exchange, public Peers::Listener, public std::enable
   void close(CallId id, const CallPtr& call);
   std::string late(const CallPtr& call) const;
 
-  // What other processes have to do with it (host_exchange_peers.cc); with the lock held, but for meet_peers().
+  // What other processes have to do with it (host_exchange_peers.cc); with the lock held, but for catch_up().
   void find_partners();
-  void meet_peers(CallId id);
+  void catch_up(CallId id, const std::vector<Peers::Heard>& early);
   Message message(Message::Kind kind, CallId id, int chunk, int phase, int rank) const;
   std::set<int> processes_of(const std::vector<int>& ranks) const;
   void tell_failure(CallId id, int origin, const std::string& bare_reason) const;

@@ -25,11 +25,9 @@ void HostExchange::find_partners() {
   partners_.erase(self);
 }
 
-// The call is open: what has been heard of it meanwhile is taken up, and whoever is missing already fails it.
-void HostExchange::meet_peers(CallId id) {
-  for (const Peers::Heard& early : placement_.peers->open(placement_.key, id, weak_from_this())) {
-    heard(early.process, early.message);
-  }
+// Takes up what has been heard of a call before it was open. Whoever is missing already fails it.
+void HostExchange::catch_up(CallId id, const std::vector<Peers::Heard>& early) {
+  for (const auto& [process, message] : early) heard(process, message);
   for (int process : partners_) {
     if (placement_.peers->connected(process)) continue;
     lost(id, process, "jreshard: " + placement_.peers->name(process) + " is not linked to this process");

@@ -11,9 +11,17 @@
 //   LEND   source -> reader   "this is the arena in which arrays lie that I am going to publish"
 //   FLAGS  any -> any         "this is the page of flags for the plan: streams write and wait for them there"
 //
-// A source that fails gives its memory back at once and asks nobody; a reader that still reads gets what it should not
-// use, and no CONFIRM: it fails too. Without CONFIRM a reader could not tell. Nothing waits for a CONFIRM but the
-// success of the receive (and the copies of later phases, which read its result), so no circle can come of it.
+// What holds when something fails:
+// - A source's release, and the receive of a destination that others read in a later phase, succeed only after the DONE
+//   of every remote reader: until then JAX leaves the arrays alone. A reader that is lost fails the source's call.
+// - A source that fails tells all others, gives its memory back at once, and asks nobody. A reader in the midst of
+//   reading then gets what it should not use, into arrays of its own, and no CONFIRM, so that its call fails too.
+// - A source answers DONE with CONFIRM only while its call has not failed: what was read before was still there. The
+//   reader succeeds, and lets later phases read the result, only with the CONFIRM of every process that it read from.
+//   If the source fails after that, what the reader holds is good all the same.
+// - CONFIRM lost with its sender: the reader fails, though its bytes may be right.
+// PUBLISH waits for nothing but earlier phases, DONE for PUBLISH, CONFIRM for DONE, and a later phase's PUBLISH for the
+// CONFIRMs of the phases before: no circle can come of it. Each message is sent once, in order, over one link.
 #pragma once
 
 #include <cstddef>

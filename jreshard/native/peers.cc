@@ -33,6 +33,10 @@ Message abort_of(const Message& message, int origin, std::string reason) {
 
 }  // namespace
 
+Peers::~Peers() {
+  for (const auto& [process, peer] : peers_) peer.link->close("was disconnected");
+}
+
 void Peers::connect(int process, Descriptor socket, std::string name) {
   if (process == self_) throw std::invalid_argument("a process needs no link to itself");
   std::lock_guard<std::mutex> lock(mutex_);

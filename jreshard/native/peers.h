@@ -36,6 +36,9 @@ class Peers : public std::enable_shared_from_this<Peers> {
 
   // `self` is the number by which the others know this process.
   explicit Peers(int self) : self_(self) {}
+  ~Peers();
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
 
   int self() const { return self_; }
 

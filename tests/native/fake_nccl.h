@@ -130,10 +130,8 @@ class FakeNccl {
     table_.GetLastError = [](Comm) { return ""; };
   }
   ~FakeNccl() {
-    Lock lock(driver_.mutex());
-    aborts_hang_ = false;
-    changed_.notify_all();
-    CHECK(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return aborting_ == 0; }));
+    let_aborts_return();
+    const Lock lock(driver_.mutex());
     CHECK(comms_.empty());
     active_ = nullptr;
   }
@@ -163,6 +161,12 @@ class FakeNccl {
   void hang_aborts() {
     const Lock lock(driver_.mutex());
     aborts_hang_ = true;
+  }
+  void let_aborts_return() {
+    Lock lock(driver_.mutex());
+    aborts_hang_ = false;
+    changed_.notify_all();
+    CHECK(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return aborting_ == 0; }));
   }
   // The most operations that one rank had in one group.
   size_t largest_group() {

@@ -159,35 +159,32 @@ void test_one_thread_with_full_queues_times_out() {
   Transfers t(world, plan, 100);
   world.driver.queue_limit = 6;
   const RunningDevices running(world.driver);
-  CHECK(t.exchange(0).begin(1, kShort));
-  t.publish(1, 0);
-  const std::string text = error_of([&] { t.receive(1, 1); });
+  CHECK(t.exchange(0).begin(kFailing, kShort));
+  t.publish(kFailing, 0);
+  const std::string text = error_of([&] { t.receive(kFailing, 1); });
   CHECK(contains(text, "jreshard: transfer timed out after 0.05"));
   CHECK(contains(text, "device 0 (not launched), device 1 (not launched)"));
-  CHECK_TEXT(error_of([&] { t.release(1, 0); }), text);
-  CHECK_TEXT(error_of([&] { t.exchange(0).wait(1); }), text);
+  CHECK_TEXT(error_of([&] { t.release(kFailing, 0); }), text);
+  CHECK_TEXT(error_of([&] { t.exchange(0).wait(kFailing); }), text);
 }
 
 void test_nothing_is_left_behind() {
-  FakeDriver* driver = nullptr;
   std::mt19937 random(7);
   NcclWorld world({0, 1, 0}, 7);
-  driver = &world.driver;
   world.connect();
-  const auto before = driver->left_behind();
-  CHECK(before.empty());
+  CHECK(world.driver.left_behind().empty());
   for (int repeat = 0; repeat < 3; ++repeat) {
     Transfers t(world, random_plan_of(random, 3, 9), 50);
     for (uint32_t id = 1; id <= 50; ++id) {
       call_from_one_thread(world, t, id, random);
       if (id != 1) continue;
-      CHECK(driver->left_behind().at("streams") == 3 * 3);
+      CHECK(world.driver.left_behind().at("streams") == 3 * 3);
     }
-    const auto during = driver->left_behind();
+    const auto during = world.driver.left_behind();
     CHECK(during.at("events") == 3 * (3 + 8) && during.at("memory") == 3 * 4);
     world.driver.run_all();
   }
-  CHECK(driver->left_behind().empty());
+  CHECK(world.driver.left_behind().empty());
 }
 
 }  // namespace

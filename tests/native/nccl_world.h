@@ -42,6 +42,9 @@ inline void at_once(std::vector<std::function<void()>> actions) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// The number of a call that is to fail: see Transfers::reads_on_streams.
+constexpr uint32_t kFailing = 100;
+
 // One device a rank, and one communicator, which all pairs have used already. Rank r is in process `process_of[r]`.
 class NcclWorld {
  public:
@@ -106,8 +109,8 @@ class Transfers {
   Transfers(NcclWorld& world, Plan plan, int64_t slot_bytes)
       : world_(world), plan_(std::move(plan)), words_(plan_.table.words()), parsed_(words_.data(), words_.size()) {
     for (int process = 0; process < world.num_processes(); ++process) {
-      exchanges_.push_back(plan_.table.exchange<jreshard::NcclExchange>(
-          world.ordinals(process), world.driver.table(), world.communicator(process), slot_bytes));
+      exchanges_.push_back(plan_.table.exchange<jreshard::NcclExchange>(world.ordinals(process), world.driver.table(),
+                                                                        world.communicator(process), slot_bytes));
     }
     src_.resize(num_ranks());
     dst_.resize(num_ranks());
@@ -151,9 +154,8 @@ class Transfers {
     for (int chunk = 0; chunk < num_chunks(); ++chunk) receive_chunk(id, rank, chunk);
   }
   void receive_chunk(uint32_t id, int rank, int chunk) {
-    world_.driver.enqueue(world_.stream(rank), [this, rank, chunk] {
-      for_each_leaf(chunk, [&](int leaf) { fill(dst_[rank][leaf]); });
-    });
+    world_.driver.enqueue(world_.stream(rank),
+                          [this, rank, chunk] { for_each_leaf(chunk, [&](int leaf) { fill(dst_[rank][leaf]); }); });
     std::vector<void*> results;
     for_each_leaf(chunk, [&](int leaf) { results.push_back(dst_[rank][leaf].data()); });
     results.push_back(nullptr);  // the token
@@ -232,6 +234,7 @@ class Transfers {
   }
 
  private:
+  // Not where the call is to fail: then there is nothing to read.
   static bool reads_on_streams(uint32_t id) { return id % 2; }
   static void fill(Bytes& array) { std::fill(array.begin(), array.end(), kPoison); }
   void overwrite(int rank) {
@@ -245,9 +248,8 @@ class Transfers {
   }
   void check_chunk(uint32_t id, int rank, int chunk) const {
     bool equal = true;
-    for_each_leaf(chunk, [&](int leaf) {
-      equal &= dst_[rank][leaf] == expected_arrays(plan_, parsed_, id, leaf)[rank];
-    });
+    for_each_leaf(chunk,
+                  [&](int leaf) { equal &= dst_[rank][leaf] == expected_arrays(plan_, parsed_, id, leaf)[rank]; });
     CHECK(equal);
   }
 

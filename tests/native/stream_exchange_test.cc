@@ -148,9 +148,7 @@ class Transfers {
   }
   void check_arrived(uint32_t id, int rank, int chunk) {
     bool equal = true;
-    each_leaf(chunk, [&](int leaf) {
-      equal &= dst_[rank][leaf] == expected_arrays(plan_, parsed_, id, leaf)[rank];
-    });
+    each_leaf(chunk, [&](int leaf) { equal &= dst_[rank][leaf] == expected_arrays(plan_, parsed_, id, leaf)[rank]; });
     CHECK(equal);
     --chunks_to_check_;
   }

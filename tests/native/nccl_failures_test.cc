@@ -1,0 +1,306 @@
+// Tests of what fails in and around the exchange over NCCL: whatever NCCL, the driver, the peers or the clock do, every
+// process gets an error in time, no device is left waiting, and nothing comes after the arrays were given back.
+#include <chrono>
+
+#include "nccl_world.h"
+#include "staging_ring.h"
+
+using jreshard::NcclCommunicator;
+using jreshard::NcclExchange;
+
+namespace {
+
+constexpr int64_t kSlot = 60;
+
+// A sender, a receiver and two that do both; boxes of each kind, in several chunks and waves.
+Plan every_kind_of_box() {
+  Plan plan(2, {kSends, kReceives, kSends | kReceives, kSends | kReceives});
+  plan.add_template();
+  for (int src : {0, 2, 3}) {
+    for (int dst : {1, 2, 3}) {
+      plan.add(src, dst, {{0, 0, 0, 0, 9, {}}, 9, 9});
+      plan.add(src, dst, {{0, 0, 1, 2, 9, {}}, 10, 11});
+      plan.add(src, dst, {{0, 0, 0, 0, 3, {{2, 4, 5}}}, 8, 10});
+      plan.add(src, dst, {{0, 0, 0, 0, 3, {{2, 12, 10}, {2, 4, 5}}}, 24, 20});
+    }
+  }
+  plan.table.leaf_template = {0, 0, 0};
+  return plan;
+}
+
+Plan one_box(int64_t bytes) {
+  Plan plan(1, {kSends, kReceives});
+  plan.add_template();
+  plan.add(0, 1, {{0, 0, 0, 0, bytes, {}}, bytes, bytes});
+  plan.table.leaf_template = {0};
+  return plan;
+}
+
+// After a failed call: the streams come to their end, and what XLA does with the arrays then is the last that is done.
+void check_over(NcclWorld& world, Transfers& t) {
+  for (int rank = 0; rank < t.num_ranks(); ++rank) t.overwrite_on_stream(rank);
+  world.driver.run_all();
+  t.check_overwritten();
+  for (int process = 0; process < world.num_processes(); ++process) CHECK(!t.exchange(process).begin(7, kLong));
+}
+
+// Whatever is refused, in any of the steps: all processes' calls fail, with it in the one where it was.
+void test_failures_in_calls() {
+  int failures = 0;
+  for (const std::string function :
+       {"cuStreamGetCtx", "cuCtxPushCurrent", "cuEventRecord", "cuStreamWaitEvent", "cuEventQuery",
+        "cuMemcpyBatchAsync", "cuMemcpy2DAsync", "cuMemcpy3DAsync", "ncclGroupStart", "ncclGroupEnd", "ncclSend",
+        "ncclRecv", "ncclCommGetAsyncError"}) {
+    const bool polls = function == "cuEventQuery" || function == "ncclCommGetAsyncError";
+    const bool often = function == "cuEventRecord" || function == "cuStreamWaitEvent";
+    bool reached = true;
+    for (int n = 0; reached && (!polls || n < 12); n += often ? 5 : 1) {
+      NcclWorld world({0, 0, 1, 0}, n + 1);
+      world.connect();
+      Transfers t(world, every_kind_of_box(), kSlot);
+      function[0] == 'n' ? world.nccl.fail(function, n) : world.driver.fail(function, n);
+      std::vector<std::string> errors;
+      {
+        const RunningDevices running(world.driver);
+        errors = t.run_everywhere(kFailing);
+      }
+      reached = !errors[0].empty() || !errors[1].empty();
+      if (!reached) continue;
+      ++failures;
+      const std::string name = function == "ncclGroupEnd" ? "launching a group of NCCL" : function;
+      const bool told = contains(errors[0] + errors[1], "as told");
+      // Of an event that an aborted call waits for, nobody wants to know more.
+      if (function != "ncclCommGetAsyncError") CHECK(contains(errors[0] + errors[1], name) && told);
+      for (const std::string& error : errors) CHECK(contains(error, "jreshard: "));
+      check_over(world, t);
+    }
+    CHECK(polls || !reached);
+  }
+  CHECK(failures > 150);
+}
+
+void test_failures_in_making() {
+  int failures = 0;
+  for (const std::string function :
+       {"cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuStreamCreate", "cuEventCreate", "cuMemAlloc",
+        "ncclCommInitRankConfig", "ncclGroupStart", "ncclGroupEnd", "ncclSend", "ncclRecv", "ncclCommGetAsyncError"}) {
+    bool reached = true;
+    for (int n = 0; reached; ++n) {
+      NcclWorld world({0, 0}, n + 1);
+      const RunningDevices running(world.driver);
+      function[0] == 'n' ? world.nccl.fail(function, n) : world.driver.fail(function, n);
+      std::string text = error_of([&] {
+        const auto communicator = world.join(0, world.nccl.unique_id(), in_seconds(kLong));
+        communicator->warm_up({{0, 1}, {1, 0}}, in_seconds(kLong));
+        one_box(9).table.exchange<NcclExchange>(world.ordinals(0), world.driver.table(), communicator, kSlot);
+      });
+      reached = !text.empty();
+      failures += reached;
+      CHECK(world.driver.left_behind().empty() && FakeDriver::contexts() == 0);
+      world.driver.run_all();
+      const std::string name = function == "ncclGroupEnd" ? "NCCL communicator failed"
+                               : function == "cuMemAlloc" ? ""
+                                                          : function + " failed";
+      if (reached) CHECK(contains(text, name));
+    }
+  }
+  CHECK(failures > 60);
+}
+
+void test_who_does_not_join() {
+  NcclWorld world({0, 1}, 1);
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_TEXT(error_of([&] { world.join(0, world.nccl.unique_id(), in_seconds(kShort)); }),
+             "jreshard: timed out while joining the NCCL communicator");
+  world.connect();
+  // Connected pairs get as far as their devices, others do not.
+  const RunningDevices running(world.driver);
+  CHECK_TEXT(error_of([&] { world.communicator(0)->warm_up({{0, 1}}, in_seconds(kShort)); }),
+             "jreshard: the first exchange over NCCL timed out");
+  CHECK_TEXT(world.communicator(0)->broken(), "jreshard: the first exchange over NCCL timed out");
+  CHECK_TEXT(error_of([&] { world.communicator(0)->warm_up({{0, 1}}, in_seconds(kLong)); }),
+             "jreshard: the first exchange over NCCL timed out");
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
+  CHECK(world.driver.left_behind().empty());
+}
+
+void test_pairs_that_only_one_side_connects() {
+  NcclWorld world({0, 1}, 1);
+  const FakeNccl::UniqueId id = world.nccl.unique_id();
+  std::shared_ptr<NcclCommunicator> ends[2];
+  at_once({[&] { ends[0] = world.join(0, id, in_seconds(kLong)); },
+           [&] { ends[1] = world.join(1, id, in_seconds(kLong)); }});
+  CHECK_TEXT(error_of([&] { ends[0]->warm_up({{0, 1}}, in_seconds(kShort)); }),
+             "jreshard: timed out while connecting the pairs of the NCCL communicator");
+  CHECK_TEXT(ends[1]->broken(), "");
+  CHECK(world.driver.left_behind().empty());
+}
+
+void test_timeouts_name_the_late() {
+  for (const bool launched : {false, true}) {
+    // Rank 1 is in another process, which does not come; rank 2 is launched late, or not.
+    NcclWorld world({0, 1, 0, 0}, 1);
+    world.connect();
+    Transfers t(world, every_kind_of_box(), kSlot);
+    {
+      const RunningDevices running(world.driver);
+      const auto start = std::chrono::steady_clock::now();
+      CHECK(t.exchange(0).begin(kFailing, 0.5));
+      for (int rank : {0, 2, 3}) t.publish(kFailing, rank);
+      for (int rank : launched ? std::vector<int>{0, 2, 3} : std::vector<int>{0, 3}) {
+        t.receive(kFailing, rank);
+        t.release(kFailing, rank);
+      }
+      const std::string text = error_of([&] { t.exchange(0).wait(kFailing); });
+      CHECK_TEXT(text, std::string("jreshard: transfer timed out after 0.500000 s; still sending, receiving or busy ") +
+                           (launched ? "with earlier work: device 0, device 2, device 3"
+                                     : "with earlier work: device 2 (not launched)"));
+      CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
+      CHECK_TEXT(world.communicator(0)->broken(), text);
+      CHECK_TEXT(error_of([&] { t.exchange(0).wait(kFailing); }), "jreshard: this transfer is not under way");
+      CHECK_TEXT(error_of([&] { t.release(kFailing, 0); }), text);
+    }
+    t.exchange(1).abort_all("over");
+    world.communicator(1)->abort("over");
+    check_over(world, t);
+  }
+}
+
+void test_aborts_reach_those_who_wait() {
+  for (const bool all : {false, true}) {
+    NcclWorld world({0, 1}, 1);
+    world.connect();
+    Transfers t(world, one_box(9), kSlot);
+    NcclExchange& receiver = t.exchange(1);
+    CHECK_TEXT(error_of([&] { t.receive(kFailing, 1); }), "jreshard: this transfer is not under way");
+    CHECK(receiver.begin(kFailing, kLong) && receiver.open_calls() == 1 && !receiver.begin(2, kLong));
+    {
+      const RunningDevices running(world.driver);
+      t.receive(kFailing, 1);
+      std::thread waits([&] { CHECK_TEXT(error_of([&] { receiver.wait(kFailing); }), "enough"); });
+      receiver.abort(kFailing + 1, "of another call");
+      std::this_thread::sleep_for(std::chrono::duration<double>(kShort));
+      all ? receiver.abort_all("enough") : receiver.abort(kFailing, "enough");
+      waits.join();
+    }
+    world.communicator(0)->abort("enough");
+    check_over(world, t);
+  }
+}
+
+// Errors that NCCL finds only after the launch.
+void test_lost_peers() {
+  NcclWorld world({0, 1}, 1);
+  world.connect();
+  Transfers t(world, one_box(9), kSlot);
+  {
+    const RunningDevices running(world.driver);
+    CHECK(t.exchange(1).begin(kFailing, kLong));
+    t.receive(kFailing, 1);
+    world.nccl.lose_peer_of(1);
+    CHECK_TEXT(error_of([&] { t.exchange(1).wait(kFailing); }), "jreshard: NCCL failed: misuse or a lost peer");
+  }
+  CHECK_TEXT(world.communicator(0)->broken(), "");
+  CHECK(t.exchange(0).begin(kFailing, kLong));  // which the launcher would not: it has heard
+  t.exchange(0).abort(kFailing, "lost");
+  check_over(world, t);
+}
+
+void test_a_call_of_another_plan_finds_the_communicator_broken() {
+  NcclWorld world({0, 0}, 1);
+  world.connect();
+  Transfers failed(world, one_box(9), kSlot), other(world, one_box(5), kSlot);
+  CHECK(failed.exchange(0).begin(kFailing, kLong));
+  failed.exchange(0).abort(kFailing, "enough");
+  CHECK(failed.exchange(0).open_calls() == 0);
+  CHECK(!other.exchange(0).begin(1, kLong));
+  CHECK_TEXT(error_of([&] { other.publish(1, 0); }), "enough");
+  world.driver.run_all();
+}
+
+void test_programs_that_do_not_fit() {
+  NcclWorld world({0, 0}, 1);
+  world.connect();
+  Transfers t(world, one_box(9), kSlot);
+  NcclExchange& exchange = t.exchange(0);
+  CHECK(exchange.begin(kFailing, kLong));
+  std::vector<void*> results(3);
+  const std::string unfit = "jreshard: a program does not fit its plan";
+  CHECK_TEXT(error_of([&] { exchange.receive(1, 0, results, world.stream(1)); }), unfit);
+  CHECK_TEXT(error_of([&] { exchange.receive(1, 1, results, world.stream(1)); }), unfit);
+  CHECK_TEXT(error_of([&] { exchange.publish(0, 0, {}, world.stream(0)); }), unfit);
+  CHECK_TEXT(error_of([&] { t.release(kFailing, 0); }),
+             "jreshard: a program ran before the one that publishes its arrays, on device 0");
+  check_over(world, t);
+}
+
+void test_staging_memory() {
+  NcclWorld world({0, 0}, 1);
+  world.connect();
+  world.driver.memory = 2 * 4 * 100;
+  Transfers small(world, one_box(100), 1000);
+  const auto use = [&](uint32_t id) {
+    const RunningDevices running(world.driver);
+    CHECK_TEXT(small.run(id, 0), "");
+  };
+  use(1);
+  for (const size_t left : {0, 150, 1100}) {
+    world.driver.memory = left;
+    CHECK_TEXT(error_of([&] { Transfers(world, one_box(1000), 1000); }),
+               "GPU 0 has no memory for four staging slots of 1000 bytes outside of JAX's pool; lower "
+               "JRESHARD_STAGING_MIB or XLA_PYTHON_CLIENT_MEM_FRACTION");
+    use(2);  // goes on with the slots it has
+  }
+  world.driver.memory = 100'000;
+  Transfers large(world, one_box(1000), 1000);
+  const size_t taken = world.driver.left_behind().at("memory");
+  CHECK(taken == 8);
+  {
+    const RunningDevices running(world.driver);
+    CHECK_TEXT(large.run(1, 0), "");
+  }
+  use(3);
+}
+
+// Aborts that never return cost seconds, and memory that a kernel may still write to is not freed.
+void test_aborts_that_hang() {
+  NcclWorld world({0, 1}, 1);
+  world.connect();
+  Transfers t(world, one_box(9), kSlot);
+  world.nccl.hang_aborts();
+  {
+    const RunningDevices running(world.driver);
+    CHECK(t.exchange(1).begin(kFailing, kShort));
+    t.receive(kFailing, 1);
+    const auto start = std::chrono::steady_clock::now();
+    at_once(
+        {[&] { CHECK(contains(error_of([&] { t.exchange(1).wait(kFailing); }), "busy with earlier work: device 1")); },
+         [&] {
+           CHECK_TEXT(error_of([&] { world.communicator(0)->warm_up({{1, 0}}, in_seconds(kShort)); }),
+                      "jreshard: the first exchange over NCCL timed out");
+         }});
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(30));
+    CHECK(world.driver.left_behind().at("memory") == 2 * 4 + 1);  // the slots, and what was to be warmed up
+    world.nccl.let_aborts_return();
+  }
+  check_over(world, t);
+}
+
+}  // namespace
+
+int main() {
+  return run_tests({
+      {"failures_in_calls", test_failures_in_calls},
+      {"failures_in_making", test_failures_in_making},
+      {"who_does_not_join", test_who_does_not_join},
+      {"pairs_that_only_one_side_connects", test_pairs_that_only_one_side_connects},
+      {"timeouts_name_the_late", test_timeouts_name_the_late},
+      {"aborts_reach_those_who_wait", test_aborts_reach_those_who_wait},
+      {"lost_peers", test_lost_peers},
+      {"a_call_of_another_plan_finds_the_communicator_broken",
+       test_a_call_of_another_plan_finds_the_communicator_broken},
+      {"programs_that_do_not_fit", test_programs_that_do_not_fit},
+      {"staging_memory", test_staging_memory},
+      {"aborts_that_hang", test_aborts_that_hang},
+  });
+}
