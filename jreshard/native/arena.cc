@@ -1,5 +1,6 @@
 #include "arena.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>

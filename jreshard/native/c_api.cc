@@ -90,7 +90,6 @@ std::shared_ptr<Opened> open(bool gpu, CopyPlan plan, std::vector<std::string> r
     opened->host = std::make_shared<HostExchange>(std::move(plan), std::move(rank_names), std::move(placement));
     return opened;
   }
-  if (placement.peers) throw std::runtime_error("GPUs of other processes cannot be reached by their streams");
   opened->gpu = std::make_shared<StreamExchange>(std::move(plan), std::move(rank_names), needed_driver(),
                                                  std::move(placement), std::move(ordinals));
   return opened;

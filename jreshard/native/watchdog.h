@@ -3,9 +3,11 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <utility>
 
 namespace jreshard {
 
