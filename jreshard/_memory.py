@@ -32,8 +32,10 @@ def buffers_of(x: Array) -> Iterator[tuple[Any, int]]:
 def shared_memory(donated: Sequence[Array], kept: Iterable[Any]) -> dict[int, int | None]:
     """For each donated array whose memory is also another's: the donated one before it, or `None` for a kept one.
 
-    Two places with the same array object count as one.
+    Two places with the same array object count as one. Waits for the donated arrays to be computed; what is computed
+    later than they are has not their memory.
     """
+    jax.block_until_ready([x for x in donated if not is_ready(x)])
     owner: dict[Any, int | None] = {buffer: None for x in kept if is_array(x) for buffer in buffers_of(x)}
     seen: dict[int, int] = {}
     found: dict[int, int | None] = {}

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 
 from jreshard import _render
 from jreshard._checks import check_into, check_leaves, check_timeout
+from jreshard._deadline import Deadline
 from jreshard._execution import Execution
 from jreshard._layout import layout_of_sharding
 from jreshard._route import LeafMoves, Route, Target
@@ -125,7 +126,7 @@ class Plan:
         """`execute` for leaves that are known to be those that the plan was made for."""
         check_timeout(timeout)
         if transport not in self._chosen:
-            self._chosen[transport] = choose_transport(transport, self.devices)
+            self._chosen[transport] = choose_transport(transport, self.devices, Deadline.after(timeout))
         chosen = self._chosen[transport]
         old = None if into is None else self._check_into(into, leaves)
         out = self._execution.run(leaves, old, donate=donate, verify=verify, timeout=float(timeout), transport=chosen)

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from jreshard import _compat, _driver, _links, _native, _nccl
+from jreshard._deadline import Deadline
 from jreshard._driver import Driver, DriverError, open_driver
 from jreshard._transport import choose_transport
 from jreshard.doctor.facts import TRANSPORTS, Device, Facts, Link, pairs_of
@@ -71,7 +72,7 @@ def _refusals(jax_devices: list[Any], devices: tuple[Device, ...]) -> dict[tuple
     for pair in pairs_of(devices, jax.process_index()):
         for transport in TRANSPORTS:
             try:
-                choose_transport(transport, [jax_devices[i] for i in pair])
+                choose_transport(transport, [jax_devices[i] for i in pair], Deadline.after(1.0))
             except ValueError as error:
                 refusals[pair, transport] = str(error)
     return refusals

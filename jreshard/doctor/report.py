@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import groupby
 
+from jreshard._transport import UNEXPORTABLE
 from jreshard.doctor.facts import TRANSPORTS, Facts
-from jreshard.doctor.verdicts import UNEXPORTABLE, Finding, Verdict
+from jreshard.doctor.verdicts import Finding, Verdict
 
 _LABEL_WIDTH = 22
 _MOST_PAIRS = 6  # lines of a kind

@@ -3,10 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jreshard._transport import UNEXPORTABLE
 from jreshard.doctor.facts import TRANSPORTS, Device, Facts, pairs_of
-
-#: Allocators of JAX whose memory the driver cannot export to other processes.
-UNEXPORTABLE = frozenset({"cuda_async"})
 
 
 @dataclass(frozen=True)

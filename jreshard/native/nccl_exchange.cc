@@ -116,15 +116,13 @@ bool NcclExchange::fail(std::optional<CallId> id, const std::string& reason) {
 // On the watchdog's thread, at the deadline: threads that enqueue may be held up by a device whose queue is full, so
 // that nobody has come to wait(). When all is enqueued, wait() looks after the deadline itself.
 void NcclExchange::expire(CallId id) {
-  std::string reason;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!call_ || call_->id != id) return;
-    reason = late(false);
-    if (reason.empty()) return;
-  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!call_ || call_->id != id || !call_->error.empty()) return;
+  const std::string reason = late(false);
+  if (reason.empty()) return;
+  broken_ = call_->error = reason;
   // An abort takes its time, which others have not that the watchdog is to serve.
-  std::thread([self = shared_from_this(), id, reason] { self->fail(id, reason); }).detach();
+  std::thread([communicator = communicator_, reason] { communicator->abort(reason); }).detach();
 }
 
 // With the lock held.

@@ -2,26 +2,12 @@
 
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "multiprocess"))
 import processes
+import pytest
+from test_hosts import SCENARIOS
 
 pytestmark = pytest.mark.gpu
-
-SCENARIOS = [
-    "every_layout",
-    "options",
-    "many_leaves_between_collectives",
-    "plans_in_turn",
-    "a_step_right_after",
-    "mismatches",
-    "a_process_is_late",
-    "many_refits",
-]
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +20,10 @@ def two_gpus() -> None:
 
 @pytest.mark.parametrize("transport", ["p2p", "nccl"])
 @pytest.mark.parametrize("isolated", [False, True], ids=["one view", "isolated"])
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_scenario(scenario: str, isolated: bool, transport: str) -> None:
-    processes.check(processes.run(scenario, platform="cuda", isolated=isolated, transport=transport))
+def test_scenarios(isolated: bool, transport: str) -> None:
+    processes.check(processes.run(*SCENARIOS, platform="cuda", isolated=isolated, transport=transport))
 
 
 @pytest.mark.parametrize("transport", ["p2p", "nccl"])
-@pytest.mark.parametrize("scenario", ["a_process_dies_while_others_wait"])
-def test_death(scenario: str, transport: str) -> None:
-    processes.check(processes.run(scenario, platform="cuda", transport=transport), dies=[1])
+def test_a_process_dies(transport: str) -> None:
+    processes.check(processes.run("a_process_dies_while_others_wait", platform="cuda", transport=transport), dies=[1])

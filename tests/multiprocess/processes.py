@@ -1,4 +1,4 @@
-"""Runs a scenario in several real processes of one `jax.distributed` cluster."""
+"""Runs scenarios in several real processes of one `jax.distributed` cluster."""
 
 import dataclasses
 import os
@@ -22,18 +22,17 @@ class Outcome:
 
 
 def run(
-    scenario: str,
-    *,
+    *scenarios: str,
     devices: Sequence[int] = (1, 1),
     platform: str = "cpu",
     transport: str = "auto",
     isolated: bool = False,
     patience: float = PATIENCE,
 ) -> list[Outcome]:
-    """The outcomes of `scenario`, a function of scenarios.py, in one process for each entry of `devices`.
+    """How the processes end that run some functions of scenarios.py one after the other, one for each of `devices`.
 
     Args:
-        scenario: its name.
+        scenarios: their names.
         devices: how many devices each process has.
         platform: `"cpu"` or `"cuda"`.
         transport: what the transfers are told to use.
@@ -48,7 +47,7 @@ def run(
         first += count
         environment = {**os.environ, "JAX_PLATFORMS": platform, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}
         environment["JRESHARD_TEST_TRANSPORT"] = transport
-        arguments = [scenario, str(process), str(len(devices)), str(port), platform, str(count)]
+        arguments = [",".join(scenarios), str(process), str(len(devices)), str(port), platform, str(count)]
         if platform == "cuda" and isolated:
             environment["CUDA_VISIBLE_DEVICES"] = own
         elif platform == "cuda":

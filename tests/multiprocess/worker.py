@@ -1,4 +1,7 @@
-"""One process of a scenario: `worker.py SCENARIO PROCESS PROCESSES PORT PLATFORM DEVICES [LOCAL_DEVICE_IDS]`."""
+"""One process of some scenarios.
+
+worker.py SCENARIO[,SCENARIO…] PROCESS PROCESSES PORT PLATFORM DEVICES [LOCAL_DEVICE_IDS]
+"""
 
 import faulthandler
 import os
@@ -9,7 +12,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 
 def main() -> None:
-    scenario, process, processes, port, platform, devices, *own = sys.argv[1:]
+    names, process, processes, port, platform, devices, *own = sys.argv[1:]
     faulthandler.dump_traceback_later(100, exit=True)
     import jax
 
@@ -24,9 +27,10 @@ def main() -> None:
     )
     import scenarios
 
-    getattr(scenarios, scenario)()
-    print("passed", flush=True)
-    if scenario in scenarios.LEAVES_AT_ONCE:
+    for name in names.split(","):
+        getattr(scenarios, name)()
+        print("passed", name, flush=True)
+    if name in scenarios.LEAVES_AT_ONCE:
         # jax.distributed would wait for, or be shot down with, processes that are gone.
         os._exit(0)
     jax.distributed.shutdown()

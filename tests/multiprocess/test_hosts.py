@@ -1,0 +1,28 @@
+"""Transfers between CPU devices of several processes."""
+
+import processes
+import pytest
+
+SCENARIOS = [
+    "every_layout",
+    "options",
+    "many_leaves_between_collectives",
+    "plans_in_turn",
+    "a_step_right_after",
+    "mismatches",
+    "a_process_is_late",
+    "many_refits",
+]
+
+
+def test_two_processes() -> None:
+    processes.check(processes.run(*SCENARIOS))
+
+
+@pytest.mark.parametrize("devices", [(2, 2), (2, 1, 1)], ids=str)
+def test_several_devices_each(devices: tuple[int, ...]) -> None:
+    processes.check(processes.run("every_layout", "options", devices=devices))
+
+
+def test_a_process_dies() -> None:
+    processes.check(processes.run("a_process_dies_while_others_wait"), dies=[1])
