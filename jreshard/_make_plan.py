@@ -12,7 +12,7 @@ from jreshard._layout import LayoutError, layout_of_sharding
 from jreshard._leaves import LeafErrors, Path, describe, match_shardings, paths_of
 from jreshard._plan import Plan, Signature
 from jreshard._route import Leaf, Route, Target
-from jreshard._sources import Source, alias_pattern, read_source
+from jreshard._sources import Source, alias_pattern, lies_elsewhere, read_source
 from jreshard._transform import SourceTransform, Transform, cast_floating, device_sets
 from jreshard._wire import UNUSABLE
 
@@ -79,6 +79,11 @@ def _apply(
 ) -> SourceTransform:
     if any(s.sharding and not isinstance(s.sharding.mesh, Mesh) for s in sources):
         raise ValueError("transform is compiled for the source devices; the meshes are abstract and have none")
+    if any(lies_elsewhere(s.sharding) for s in sources):
+        raise ValueError(
+            "transform is compiled for the source devices, of which this process has none; apply it to the arrays "
+            "before the transfer, in the processes that have them"
+        )
     if len(sets := device_sets(sources)) > 1:
         raise ValueError(f"transform runs as one program; the leaves lie on {len(sets)} different sets of devices")
     applied = SourceTransform(transform, params, sources, dtype)

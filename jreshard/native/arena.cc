@@ -56,14 +56,16 @@ Descriptor ArenaExports::lend(const Arena& arena) {
 
 ArenaImports::~ArenaImports() {
   for (Import& import : imports_) unmap(import);
+  for (Import& import : gone_) unmap(import);
 }
 
 void ArenaImports::add(Arena arena, Descriptor handle) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto it = imports_.begin(); it != imports_.end();) {
-    const bool gone = it->arena.base < arena.base + arena.bytes && arena.base < it->arena.base + it->arena.bytes;
-    if (gone) unmap(*it);  // the owner has freed it: other memory is there now
-    it = gone ? imports_.erase(it) : std::next(it);
+    const auto each = it++;
+    const Arena& old = each->arena;
+    const bool gone = old.base < arena.base + arena.bytes && arena.base < old.base + old.bytes;
+    if (gone) gone_.splice(gone_.end(), imports_, each);  // the owner has freed it: other memory is there now
   }
   imports_.push_front({std::move(arena), std::move(handle)});
 }
@@ -72,40 +74,34 @@ const void* ArenaImports::translate(uint64_t address, int ordinal) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto it = imports_.begin(); it != imports_.end(); ++it) {
     if (!it->arena.holds(address)) continue;
-    if (!it->mapped) map(*it);
-    if (!it->devices.count(ordinal)) allow(*it, ordinal);
     imports_.splice(imports_.begin(), imports_, it);
-    return reinterpret_cast<const void*>(it->mapped + (address - it->arena.base));
+    const cuda::DevicePtr base = it->arena.ipc.empty() ? (allow(*it, ordinal), it->mapped) : open(*it, ordinal);
+    return reinterpret_cast<const void*>(base + (address - it->arena.base));
   }
   throw std::runtime_error("jreshard: a process published an array in memory that it has not lent");
 }
 
 void ArenaImports::trim() {
   std::lock_guard<std::mutex> lock(mutex_);
-  while (imports_.size() > kMostMapped) {
-    unmap(imports_.back());
-    imports_.pop_back();
+  for (Import& import : gone_) unmap(import);
+  gone_.clear();
+  size_t mapped = 0;
+  for (Import& import : imports_) {
+    if (import.used() && ++mapped > kMostMapped) unmap(import);
   }
 }
 
 void ArenaImports::map(Import& import) {
-  const Arena& arena = import.arena;
-  if (!arena.ipc.empty()) {
-    cuda::IpcMemHandle handle;
-    std::memcpy(handle.bytes, arena.ipc.data(), std::min(arena.ipc.size(), sizeof(handle.bytes)));
-    cuda::check(driver_, driver_.IpcOpenMemHandle(&import.mapped, handle, cuda::kIpcLazyPeerAccess),
-                "cuIpcOpenMemHandle");
-    return;
-  }
+  const size_t bytes = import.arena.bytes;
   cuda::AllocationHandle handle = 0;
   void* const fd = reinterpret_cast<void*>(static_cast<intptr_t>(import.handle.get()));
   cuda::check(driver_, driver_.MemImportFromShareableHandle(&handle, fd, cuda::kHandleTypePosixFd),
               "cuMemImportFromShareableHandle");
   cuda::DevicePtr mapped = 0;
-  cuda::Result result = driver_.MemAddressReserve(&mapped, arena.bytes, 0, 0, 0);
+  cuda::Result result = driver_.MemAddressReserve(&mapped, bytes, 0, 0, 0);
   if (result == cuda::kSuccess) {
-    result = driver_.MemMap(mapped, arena.bytes, 0, handle, 0);
-    if (result != cuda::kSuccess) driver_.MemAddressFree(mapped, arena.bytes);
+    result = driver_.MemMap(mapped, bytes, 0, handle, 0);
+    if (result != cuda::kSuccess) driver_.MemAddressFree(mapped, bytes);
   }
   driver_.MemRelease(handle);  // the mapping keeps it
   cuda::check(driver_, result, "mapping the memory of another process");
@@ -113,24 +109,42 @@ void ArenaImports::map(Import& import) {
 }
 
 void ArenaImports::allow(Import& import, int ordinal) {
-  if (import.arena.ipc.empty()) {
-    cuda::MemAccess access;
-    access.device = ordinal;
-    cuda::check(driver_, driver_.MemSetAccess(import.mapped, import.arena.bytes, &access, 1), "cuMemSetAccess");
-  }
+  if (!import.mapped) map(import);
+  if (import.devices.count(ordinal)) return;
+  cuda::MemAccess access;
+  access.device = ordinal;
+  cuda::check(driver_, driver_.MemSetAccess(import.mapped, import.arena.bytes, &access, 1), "cuMemSetAccess");
   import.devices.insert(ordinal);
 }
 
+// Belongs to the context that is current.
+cuda::DevicePtr ArenaImports::open(Import& import, int ordinal) {
+  auto found = import.opened.find(ordinal);
+  if (found != import.opened.end()) return found->second;
+  cuda::IpcMemHandle handle{};
+  std::memcpy(handle.bytes, import.arena.ipc.data(), std::min(import.arena.ipc.size(), sizeof(handle.bytes)));
+  cuda::DevicePtr opened = 0;
+  cuda::check(driver_, driver_.IpcOpenMemHandle(&opened, handle, cuda::kIpcLazyPeerAccess), "cuIpcOpenMemHandle");
+  return import.opened[ordinal] = opened;
+}
+
 void ArenaImports::unmap(Import& import) {
-  if (!import.mapped) return;
-  if (!import.arena.ipc.empty()) {
-    driver_.IpcCloseMemHandle(import.mapped);
-  } else {
+  if (import.mapped) {
     driver_.MemUnmap(import.mapped, import.arena.bytes);
     driver_.MemAddressFree(import.mapped, import.arena.bytes);
+    import.mapped = 0;
+    import.devices.clear();
   }
-  import.mapped = 0;
-  import.devices.clear();
+  for (auto [ordinal, opened] : import.opened) {
+    try {
+      const cuda::DeviceContext device(driver_, ordinal);
+      const cuda::CurrentContext context(driver_, device.get());
+      driver_.IpcCloseMemHandle(opened);
+    } catch (const std::runtime_error&) {
+      // The context is gone, and all that was mapped in it.
+    }
+  }
+  import.opened.clear();
 }
 
 }  // namespace jreshard

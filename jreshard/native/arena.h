@@ -60,24 +60,29 @@ class ArenaImports {
   // Where an address of the owner is found in this process, by the device of that ordinal, whose context has to be
   // current. Throws std::runtime_error.
   const void* translate(uint64_t address, int ordinal);
-  // Unmaps what is too many, the longest unused first. Nothing may be reading.
+  // Unmaps what its owner has freed, and what is too many, the longest unused first. Nothing may be reading.
   void trim();
 
  private:
   struct Import {
     Arena arena;
     Descriptor handle;
-    cuda::DevicePtr mapped = 0;
-    std::set<int> devices = {};  // that reach it
+    cuda::DevicePtr mapped = 0;  // for all devices
+    std::set<int> devices = {};  // that may reach it
+    std::map<int, cuda::DevicePtr> opened = {};  // of the older kind, by device
+
+    bool used() const { return mapped || !opened.empty(); }
   };
 
   void map(Import& import);
   void allow(Import& import, int ordinal);
+  cuda::DevicePtr open(Import& import, int ordinal);
   void unmap(Import& import);
 
   const cuda::Driver& driver_;
   std::mutex mutex_;
   std::list<Import> imports_;  // the last used first
+  std::list<Import> gone_;     // what other arenas have taken the place of
 };
 
 }  // namespace jreshard

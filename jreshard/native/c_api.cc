@@ -10,6 +10,8 @@
 #include <sstream>
 #include <stdexcept>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "guarded.h"
 #include "nccl_communicators.h"
@@ -44,10 +46,14 @@ std::vector<std::string> split_lines(const char* text) {
   return lines;
 }
 
+// What the registry has given up; to be let go without its lock, as an exchange may wait for its devices then.
+using Dropped = std::vector<std::shared_ptr<const Opened>>;
+
 // With the lock held: forgets what nobody uses, once its calls have ended: programs that still run look it up.
-void sweep() {
+void sweep(Dropped& dropped) {
   for (auto it = registry().begin(); it != registry().end();) {
     const bool idle = it->second.users == 0 && it->second.opened->calls().open_calls() == 0;
+    if (idle) dropped.push_back(std::move(it->second.opened));
     it = idle ? registry().erase(it) : std::next(it);
   }
 }
@@ -98,13 +104,14 @@ std::shared_ptr<Opened> open(bool gpu, CopyPlan plan, std::vector<std::string> r
 // Opens what `make` makes under `key`, or counts one more user of what is open.
 template <typename Make>
 void open_once(int64_t key, Make make) {
+  Dropped dropped;
   std::lock_guard<std::mutex> lock(registry_mutex());
-  sweep();
+  sweep(dropped);
   auto found = registry().find(key);
   if (found == registry().end()) {
     found = registry().emplace(key, Entry{make(), 0}).first;
   } else if (found->second.opened->calls().broken()) {
-    found->second.opened = make();  // for the other users too
+    dropped.push_back(std::exchange(found->second.opened, make()));  // for the other users too
   }
   ++found->second.users;
 }
@@ -171,10 +178,11 @@ JRESHARD_EXPORT bool jreshard_open_nccl(int64_t key, const int64_t* table, size_
 }
 
 JRESHARD_EXPORT void jreshard_close(int64_t key) {
+  jreshard::Dropped dropped;
   std::lock_guard<std::mutex> lock(jreshard::registry_mutex());
   auto found = jreshard::registry().find(key);
   if (found != jreshard::registry().end()) --found->second.users;
-  jreshard::sweep();
+  jreshard::sweep(dropped);
 }
 
 JRESHARD_EXPORT bool jreshard_begin(int64_t key, uint32_t call, double timeout_s, char* error, size_t capacity) {

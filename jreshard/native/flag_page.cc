@@ -16,6 +16,11 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<u
 
 [[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
+size_t whole_pages(size_t count) {
+  const size_t page = sysconf(_SC_PAGESIZE);
+  return (count * sizeof(uint64_t) + page - 1) / page * page;
+}
+
 Descriptor make(size_t bytes) {
   Descriptor page(memfd_create("jreshard-flags", MFD_CLOEXEC));
   if (!page) fail("memfd_create");
@@ -25,26 +30,28 @@ Descriptor make(size_t bytes) {
 
 }  // namespace
 
-FlagPage::FlagPage(size_t count) : page_(make(count * sizeof(uint64_t))), count_(count) { map(); }
+FlagPage::FlagPage(size_t count) : page_(make(whole_pages(count))), count_(count), bytes_(whole_pages(count)) {
+  map();
+}
 
-FlagPage::FlagPage(Descriptor page, size_t count) : page_(std::move(page)), count_(count) {
+FlagPage::FlagPage(Descriptor page, size_t count) : page_(std::move(page)), count_(count), bytes_(whole_pages(count)) {
   struct stat status;
   if (fstat(page_.get(), &status)) fail("fstat");
-  if (static_cast<size_t>(status.st_size) < count * sizeof(uint64_t)) {
+  if (static_cast<size_t>(status.st_size) < bytes_) {
     throw std::invalid_argument("a process sent a page with too few flags");
   }
   map();
 }
 
 void FlagPage::map() {
-  void* const start = mmap(nullptr, count_ * sizeof(uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED, page_.get(), 0);
+  void* const start = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, page_.get(), 0);
   if (start == MAP_FAILED) fail("mmap");
   flags_ = static_cast<std::atomic<uint64_t>*>(start);
 }
 
 FlagPage::~FlagPage() {
   if (driver_) driver_->MemHostUnregister(flags_);
-  munmap(flags_, count_ * sizeof(uint64_t));
+  munmap(flags_, bytes_);
 }
 
 void FlagPage::fill(uint64_t value) {
@@ -52,10 +59,13 @@ void FlagPage::fill(uint64_t value) {
 }
 
 void FlagPage::attach(const cuda::Driver& driver) {
-  cuda::check(driver, driver.MemHostRegister(flags_, count_ * sizeof(uint64_t), cuda::kHostRegisterPortableMapped),
-              "cuMemHostRegister");
+  std::lock_guard<std::mutex> lock(attaching_);
+  if (driver_) return;
+  cuda::check(driver, driver.MemHostRegister(flags_, bytes_, cuda::kHostRegisterPortableMapped), "cuMemHostRegister");
+  const cuda::Result result = driver.MemHostGetDevicePointer(&device_, flags_, 0);
+  if (result != cuda::kSuccess) driver.MemHostUnregister(flags_);
+  cuda::check(driver, result, "cuMemHostGetDevicePointer");
   driver_ = &driver;
-  cuda::check(driver, driver.MemHostGetDevicePointer(&device_, flags_, 0), "cuMemHostGetDevicePointer");
 }
 
 }  // namespace jreshard

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 
 #include "cuda_driver.h"
 #include "descriptor.h"
@@ -25,10 +26,10 @@ class FlagPage {
   const Descriptor& descriptor() const { return page_; }
   std::atomic<uint64_t>& operator[](size_t i) { return flags_[i]; }
   void fill(uint64_t value);
-  // Lets the GPUs of this process reach the page; the context of one of them has to be current. Called once.
+  // Lets the GPUs of this process reach the page, if they do not yet; the context of one of them has to be current
+  // then, and when the page goes.
   void attach(const cuda::Driver& driver);
-  bool attached() const { return driver_ != nullptr; }
-  // Where the GPUs find a flag.
+  // Where the GPUs find a flag, once it is attached.
   cuda::DevicePtr address(size_t i) const { return device_ + i * sizeof(uint64_t); }
 
  private:
@@ -36,7 +37,9 @@ class FlagPage {
 
   const Descriptor page_;
   const size_t count_;
+  const size_t bytes_;  // whole pages of memory
   std::atomic<uint64_t>* flags_ = nullptr;
+  std::mutex attaching_;
   const cuda::Driver* driver_ = nullptr;
   cuda::DevicePtr device_ = 0;
 };

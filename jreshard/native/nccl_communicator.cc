@@ -34,7 +34,11 @@ struct WarmUp {
   }
   ~WarmUp() {
     if (driver.CtxPushCurrent(context.get()) != cuda::kSuccess) return;
-    // Freeing waits for the device: a kernel that even an abort did not end would hold it up for ever.
+    // Freeing waits for the device: a kernel that not even an abort ends would hold it up for ever.
+    const auto patience = NcclCommunicator::Clock::now() + kAbortPatience;
+    while (memory && driver.StreamQuery(stream) == cuda::kNotReady && NcclCommunicator::Clock::now() < patience) {
+      std::this_thread::sleep_for(kNap);
+    }
     if (memory && driver.StreamQuery(stream) != cuda::kNotReady) driver.MemFree(memory);
     if (stream) driver.StreamDestroy(stream);
     cuda::Context popped = nullptr;

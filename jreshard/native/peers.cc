@@ -108,16 +108,25 @@ uint64_t Peers::link_serial(int process) const {
   return found == peers_.end() ? 0 : found->second.serial;
 }
 
-std::vector<Peers::Lent> Peers::take_lent(int process) {
+std::vector<Peers::Lent> Peers::take_lent(int process, uint64_t serial) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = peers_.find(process);
-  return found == peers_.end() ? std::vector<Lent>() : std::exchange(found->second.lent, {});
+  if (found == peers_.end() || found->second.serial != serial) return {};
+  return std::exchange(found->second.lent, {});
 }
 
-std::shared_ptr<const Peers::SentPage> Peers::flags(int process, int64_t key) const {
+std::shared_ptr<Peers::Belongings> Peers::belongings(int process, const MakeBelongings& make) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = peers_.find(process);
   if (found == peers_.end()) return nullptr;
+  if (!found->second.belongings) found->second.belongings = make(found->second.serial);
+  return found->second.belongings;
+}
+
+std::shared_ptr<const Descriptor> Peers::flags(int process, uint64_t serial, int64_t key) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = peers_.find(process);
+  if (found == peers_.end() || found->second.serial != serial) return nullptr;
   auto page = found->second.flags.find(key);
   return page == found->second.flags.end() ? nullptr : page->second;
 }
@@ -126,7 +135,7 @@ void Peers::keep_lent(Peer& peer, Message message, Descriptor attached) {
   if (message.kind == Message::kFlags) {
     if (!attached) throw std::invalid_argument("a page of flags came without its descriptor");
     if (peer.flags.size() >= kMaxFlagPages) peer.flags.erase(peer.flags.begin());
-    peer.flags[message.key] = std::make_shared<const SentPage>(SentPage{std::move(attached), peer.pages_sent++});
+    peer.flags[message.key] = std::make_shared<const Descriptor>(std::move(attached));
     return;
   }
   if (message.addresses.size() != 3 || (!attached && message.reason.empty())) {
@@ -222,11 +231,13 @@ void Peers::keep(int process, Message message, Message& answer) {
 
 void Peers::remove(int process, uint64_t serial, const std::string& why) {
   std::vector<std::pair<uint32_t, std::shared_ptr<Listener>>> listeners;
+  std::shared_ptr<Belongings> belongings;  // dropped without the lock
   std::string error = "jreshard: ";
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = peers_.find(process);
     if (found == peers_.end() || found->second.serial != serial) return;
+    belongings = std::move(found->second.belongings);
     peers_.erase(found);
     allow_reading();
     error += names_[process] + " " + why;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -59,14 +60,17 @@ class Peers : public std::enable_shared_from_this<Peers> {
   };
   // Tells one link with a process from the next one; 0 where there is none.
   uint64_t link_serial(int process) const;
-  // The arenas that a process has lent since this was last asked.
-  std::vector<Lent> take_lent(int process);
-  // The page of flags that a process sent last for a plan, and how many it had sent before; null where it sent none.
-  struct SentPage {
-    Descriptor page;
-    uint64_t count = 0;
+  // The arenas that came over that link since this was last asked.
+  std::vector<Lent> take_lent(int process, uint64_t serial);
+  // The page of flags that came last over that link for a plan; null where none did.
+  std::shared_ptr<const Descriptor> flags(int process, uint64_t serial, int64_t key) const;
+  // What an exchange has made of a link. It lasts as long as the link, or as somebody holds it.
+  struct Belongings {
+    virtual ~Belongings() = default;
   };
-  std::shared_ptr<const SentPage> flags(int process, int64_t key) const;
+  using MakeBelongings = std::function<std::shared_ptr<Belongings>(uint64_t serial)>;
+  // What `make` made for the link with a process when this was first called; null where there is none.
+  std::shared_ptr<Belongings> belongings(int process, const MakeBelongings& make);
 
   // From now on `listener` hears of the call. Returns what has been heard of it already.
   std::vector<Heard> open(int64_t key, uint32_t call, std::weak_ptr<Listener> listener);
@@ -80,8 +84,8 @@ class Peers : public std::enable_shared_from_this<Peers> {
     uint64_t serial;
     pid_t pid = 0;
     std::vector<Lent> lent;
-    std::map<int64_t, std::shared_ptr<const SentPage>> flags;  // by plan; the latest
-    uint64_t pages_sent = 0;
+    std::map<int64_t, std::shared_ptr<const Descriptor>> flags;  // by plan; the latest
+    std::shared_ptr<Belongings> belongings;
   };
 
   void greeted(int process, uint64_t serial, pid_t pid);

@@ -17,6 +17,20 @@ StreamExchange::StreamExchange(CopyPlan plan, std::vector<std::string> rank_name
   }
 }
 
+StreamExchange::~StreamExchange() {
+  if (!peers_) return;
+  const bool current = driver_.CtxPushCurrent(peers_->context()) == cuda::kSuccess;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!calls_.empty()) {
+    const CallPtr call = calls_.begin()->second;
+    fail(*call, "jreshard: the plan was closed");
+    drain(lock, call);
+    close(call);
+  }
+  cuda::Context popped = nullptr;
+  if (current) driver_.CtxPopCurrent(&popped);
+}
+
 bool StreamExchange::begin(CallId id, double timeout_s) {
   const int ranks = plan_.num_ranks();
   auto call = std::make_shared<Call>();
@@ -42,6 +56,7 @@ bool StreamExchange::begin(CallId id, double timeout_s) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!broken_.empty()) return false;
+    if (peers_) peers_->enter(id);
     calls_.emplace(begun_++, std::move(call));
   }
   if (peers_) meet(id);
@@ -51,7 +66,6 @@ bool StreamExchange::begin(CallId id, double timeout_s) {
 // Takes up what has been heard of a call before it was open. Whoever is missing already fails it.
 void StreamExchange::meet(CallId id) {
   const Placement& placement = peers_->placement();
-  peers_->greet();
   for (const auto& [process, message] : placement.peers->open(placement.key, id, weak_from_this())) {
     heard(process, message);
   }
@@ -72,7 +86,8 @@ bool StreamExchange::broken() const {
 
 int StreamExchange::open_calls() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return static_cast<int>(calls_.size());
+  return static_cast<int>(
+      std::count_if(calls_.begin(), calls_.end(), [](const auto& entry) { return entry.second->error.empty(); }));
 }
 
 StreamExchange::CallPtr StreamExchange::find(CallId id) const {
@@ -94,7 +109,9 @@ void StreamExchange::abort_all(const std::string& reason) {
 }
 
 void StreamExchange::fail(Call& call, const std::string& reason) {
-  fail(call, reason, peers_ ? peers_->placement().peers->self() : 0, reason);
+  const std::string prefix = "jreshard: ";
+  const bool prefixed = reason.compare(0, prefix.size(), prefix) == 0;
+  fail(call, reason, peers_ ? peers_->placement().peers->self() : 0, prefixed ? reason.substr(prefix.size()) : reason);
 }
 
 void StreamExchange::fail(Call& call, const std::string& reason, int origin, const std::string& bare_reason) {
@@ -102,7 +119,7 @@ void StreamExchange::fail(Call& call, const std::string& reason, int origin, con
   broken_ = call.error = reason;
   changed_.notify_all();
   if (peers_) {
-    peers_->give_up(call.id, origin, bare_reason);  // and wait() ends the call
+    peers_->give_up(call.id, origin, bare_reason);  // the call ends in wait(), or with the exchange
     return;
   }
   for (auto it = calls_.begin(); it != calls_.end(); ++it) {
@@ -110,6 +127,17 @@ void StreamExchange::fail(Call& call, const std::string& reason, int origin, con
     calls_.erase(it);
     return;
   }
+}
+
+StreamExchange::Launch::Launch(StreamExchange& exchange, Step step, int rank) : exchange_(exchange) {
+  std::lock_guard<std::mutex> lock(exchange_.mutex_);
+  call = exchange_.current(step, rank);
+  ++call->launching;
+}
+
+StreamExchange::Launch::~Launch() {
+  std::lock_guard<std::mutex> lock(exchange_.mutex_);
+  --call->launching;
 }
 
 StreamExchange::CallPtr StreamExchange::current(Step step, int rank) {
@@ -139,6 +167,10 @@ void StreamExchange::end_launch(const CallPtr& call) {
 // With the lock held.
 void StreamExchange::close(const CallPtr& call) {
   for (auto [rank, event] : call->events) devices_[rank].free_events.push_back(event);
+  if (peers_) {
+    peers_->leave();
+    peers_->placement().peers->close(peers_->placement().key, call->id, call->error);
+  }
   for (auto it = calls_.begin(); it != calls_.end(); ++it) {
     if (it->second != call) continue;
     calls_.erase(it);
@@ -163,6 +195,20 @@ cuda::Event StreamExchange::record(const CallPtr& call, int rank, cuda::Stream s
   return event;
 }
 
+void StreamExchange::record_rest(const CallPtr& call, int rank, cuda::Stream stream) {
+  try {
+    record(call, rank, stream);
+    std::vector<cuda::Stream> sides;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (auto [source, side] : devices_[rank].from) sides.push_back(side);
+    }
+    for (cuda::Stream side : sides) record(call, rank, side);
+  } catch (const std::runtime_error&) {
+    // A device that takes no event runs nothing either; what went wrong first is what is told.
+  }
+}
+
 cuda::Stream StreamExchange::stream_from(int rank, int source) {
   std::lock_guard<std::mutex> lock(mutex_);
   cuda::Stream& stream = devices_[rank].from[source];
@@ -175,15 +221,12 @@ void StreamExchange::order_after(cuda::Stream stream, cuda::Event event) {
 }
 
 void StreamExchange::publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream stream) {
-  CallPtr call;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    call = current(kPublish, rank);
-  }
+  const Launch launch(*this, kPublish, rank);
+  const CallPtr& call = launch.call;
   cuda::Event ready = nullptr;
-  enqueue(call, stream, [&] {
-    ready = record(call, rank, stream);
+  enqueue(call, rank, stream, [&] {
     if (peers_) peers_->publish(call->id, rank, chunk, 0, arrays, stream);
+    ready = record(call, rank, stream);  // behind the flag: nothing of the call may be left out
   });
   std::lock_guard<std::mutex> lock(mutex_);
   std::copy(arrays.begin(), arrays.end(), call->sources[rank].begin() + plan_.chunk_begin(chunk));
@@ -192,10 +235,10 @@ void StreamExchange::publish(int rank, int chunk, const std::vector<const void*>
 }
 
 void StreamExchange::receive(int rank, int chunk, const std::vector<void*>& arrays, cuda::Stream stream) {
-  CallPtr call;
+  const Launch launch(*this, kReceive, rank);
+  const CallPtr& call = launch.call;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    call = current(kReceive, rank);
     std::copy(arrays.begin(), arrays.end(), call->received[rank].begin() + plan_.chunk_begin(chunk));
   }
   for (int phase = 0; phase < plan_.num_phases(); ++phase) run_phase(call, rank, chunk, phase, stream);
@@ -221,7 +264,7 @@ void StreamExchange::run_phase(const CallPtr& call, int rank, int chunk, int pha
     wait(lock, call, [&] { return std::all_of(sources.begin(), sources.end(), ready); }, missing);
   }
   cuda::Event copied = nullptr;
-  enqueue(call, stream, [&] {
+  enqueue(call, rank, stream, [&] {
     pull(call, rank, chunk, phase, stream);
     copied = record(call, rank, stream);
     if (!peers_) return;
@@ -255,7 +298,7 @@ void StreamExchange::await_readers(const CallPtr& call, int rank, int chunk, cud
         lock, call, [&] { return read.size() == readers; },
         [&] { return "those who read what " + rank_names_[rank] + " has received"; });
   }
-  enqueue(call, stream, [&] {
+  enqueue(call, rank, stream, [&] {
     for (cuda::Event event : read) order_after(stream, event);
     if (!peers_) return;
     for (int phase = 1; phase < plan_.num_phases(); ++phase) {
@@ -301,17 +344,17 @@ void StreamExchange::await_source(const CallPtr& call, int source, int chunk, in
 }
 
 void StreamExchange::release(int rank, cuda::Stream stream) {
-  CallPtr call;
+  const Launch launch(*this, kRelease, rank);
+  const CallPtr& call = launch.call;
   std::map<int, cuda::Event> copied;
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    call = current(kRelease, rank);
     wait(
         lock, call, [&] { return call->readers_left[rank] == 0; },
         [&] { return "the readers of " + rank_names_[rank]; });
     copied = call->copied[rank];
   }
-  enqueue(call, stream, [&] {
+  enqueue(call, rank, stream, [&] {
     for (auto [reader, event] : copied) order_after(stream, event);
     if (!peers_) return;
     for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) {

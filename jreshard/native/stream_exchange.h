@@ -15,6 +15,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -35,6 +36,8 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
   // Where ranks live in other processes, `ordinals` has the devices of the local ones.
   StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver,
                  Placement placement = {}, std::map<int, int> ordinals = {});
+  // Waits a while for the streams to come to the ends of failed calls.
+  ~StreamExchange() override;
 
   bool begin(CallId id, double timeout_s) override;
   void abort(CallId id, const std::string& reason) override;
@@ -69,10 +72,23 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
     int launches_left = 0;                            // receives and releases that are not enqueued yet
     std::vector<bool> told;                           // [slot]: a rank of another process has published
     std::vector<cuda::Event> ends;                    // after each receive and release, where others take part
-    std::vector<std::pair<int, cuda::Event>> events;  // (rank, event) to be used again when the call has ended
+    std::vector<std::pair<int, cuda::Event>> events;  // (rank, event) of all that was enqueued; used again afterwards
+    int launching = 0;  // handlers that are at work on it
     std::string error;
   };
   using CallPtr = std::shared_ptr<Call>;
+  // A handler at work on the call that its launch belongs to.
+  struct Launch {
+    Launch(StreamExchange& exchange, Step step, int rank);
+    ~Launch();
+    Launch(const Launch&) = delete;
+    Launch& operator=(const Launch&) = delete;
+
+    CallPtr call;
+
+   private:
+    StreamExchange& exchange_;
+  };
 
   // What belongs to one rank's device, kept for all calls.
   struct Device {
@@ -86,7 +102,7 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
   void meet(CallId id);
   int count_local(const std::vector<int>& ranks) const;
   bool local(int rank) const { return !peers_ || peers_->local(rank); }
-  // With the lock held: the call of that id, or null.
+  // With the lock held: the call of that id, or null. One that has failed stays where other processes take part.
   CallPtr find(CallId id) const;
   // With the lock held: the call that this launch belongs to.
   CallPtr current(Step step, int rank);
@@ -106,14 +122,19 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
   // What is wrong with a message, or empty text.
   std::string misfit(int process, const Call& call, const Message& message) const;
   // Whether the streams have come to the end of the call.
-  bool arrived(const Call& call) const;
+  bool arrived(Call& call) const;
   bool drained(const Call& call) const;
+  // Waits, for a while at most, until nothing of a failed call is on the streams any more, and lets go what was let go
+  // before its time.
+  void drain(std::unique_lock<std::mutex>& lock, const CallPtr& call);
   std::string partners() const;
   // Runs `action` in the context of `stream`. Where the driver refuses something, the call fails.
   template <typename Action>
-  void enqueue(const CallPtr& call, cuda::Stream stream, Action action);
+  void enqueue(const CallPtr& call, int rank, cuda::Stream stream, Action action);
   // Records a new event of the call on `stream`, of the rank's device.
   cuda::Event record(const CallPtr& call, int rank, cuda::Stream stream);
+  // Likewise, where something has gone wrong half-way: behind all that is on the stream.
+  void record_rest(const CallPtr& call, int rank, cuda::Stream stream);
   cuda::Stream stream_from(int rank, int source);
   // Enqueues one phase of a receive, behind what it reads.
   void run_phase(const CallPtr& call, int rank, int chunk, int phase, cuda::Stream stream);
@@ -138,11 +159,16 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
 };
 
 template <typename Action>
-void StreamExchange::enqueue(const CallPtr& call, cuda::Stream stream, Action action) {
+void StreamExchange::enqueue(const CallPtr& call, int rank, cuda::Stream stream, Action action) {
   try {
     const cuda::CurrentContext context(driver_, stream);
-    action();
-  } catch (const std::runtime_error& error) {
+    try {
+      action();
+    } catch (...) {
+      if (peers_) record_rest(call, rank, stream);
+      throw;
+    }
+  } catch (const std::exception& error) {
     abort(call->id, error.what());
     throw;
   }

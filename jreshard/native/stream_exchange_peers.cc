@@ -13,6 +13,12 @@ constexpr std::chrono::microseconds kPoll(20);
 // How long a failed call waits for its streams to come to their ends.
 constexpr std::chrono::seconds kDrainPatience(5);
 
+void pause(std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
+  std::this_thread::sleep_for(kPoll);
+  lock.lock();
+}
+
 }  // namespace
 
 // With the lock held.
@@ -55,66 +61,62 @@ void StreamExchange::heard(int process, const Message& message) {
 void StreamExchange::lost(CallId id, int process, const std::string& error) {
   std::lock_guard<std::mutex> lock(mutex_);
   const CallPtr call = find(id);
-  const std::vector<int>& process_of = peers_->placement().process_of;
-  if (call && std::count(process_of.begin(), process_of.end(), process)) fail(*call, error);
+  if (call && peers_->needs(id, process)) fail(*call, error);
 }
 
 void StreamExchange::record_end(const CallPtr& call, int rank, cuda::Stream stream) {
   cuda::Event end = nullptr;
-  if (peers_) enqueue(call, stream, [&] { end = record(call, rank, stream); });
+  if (peers_) enqueue(call, rank, stream, [&] { end = record(call, rank, stream); });
   std::lock_guard<std::mutex> lock(mutex_);
   if (end) call->ends.push_back(end);
   end_launch(call);
 }
 
 // With the lock held.
-bool StreamExchange::arrived(const Call& call) const {
-  for (cuda::Event end : call.ends) {
-    const cuda::Result state = driver_.EventQuery(end);
+bool StreamExchange::arrived(Call& call) const {
+  while (!call.ends.empty()) {
+    const cuda::Result state = driver_.EventQuery(call.ends.back());
     if (state == cuda::kNotReady) return false;
     cuda::check(driver_, state, "a transfer between processes");
+    call.ends.pop_back();
   }
   return true;
 }
 
 void StreamExchange::wait(CallId id) {
   if (!peers_) return;
+  const cuda::CurrentContext context(driver_, peers_->context());
   std::unique_lock<std::mutex> lock(mutex_);
   const CallPtr call = find(id);
-  if (!call) throw std::runtime_error("jreshard: this transfer is not under way");
+  if (!call) throw std::runtime_error(broken_.empty() ? "jreshard: this transfer is not under way" : broken_);
   try {
     while (call->error.empty() && (call->launches_left > 0 || !arrived(*call))) {
       if (Clock::now() > call->deadline) {
         fail(*call, "jreshard: transfer timed out after " + std::to_string(call->timeout_s) +
                         " s, waiting for the devices or for " + partners());
       }
-      lock.unlock();
-      std::this_thread::sleep_for(kPoll);
-      lock.lock();
+      pause(lock);
     }
-    if (call->error.empty()) peers_->check_read(id);
+    if (call->error.empty()) peers_->check_read();
   } catch (const std::runtime_error& error) {
     fail(*call, error.what());
   }
-  const auto patience = Clock::now() + kDrainPatience;
-  while (!call->error.empty() && !drained(*call) && Clock::now() < patience) {
-    lock.unlock();
-    std::this_thread::sleep_for(kPoll);
-    lock.lock();
-  }
-  const std::string error = call->error;
-  if (!error.empty()) peers_->let_go();  // after what was still enqueued has written its flags
+  if (!call->error.empty()) drain(lock, call);
   close(call);
-  lock.unlock();
-  peers_->placement().peers->close(peers_->placement().key, id, error);
-  if (!error.empty()) throw std::runtime_error(error);
-  peers_->trim();
+  if (!call->error.empty()) throw std::runtime_error(call->error);
+}
+
+void StreamExchange::drain(std::unique_lock<std::mutex>& lock, const CallPtr& call) {
+  const auto patience = Clock::now() + kDrainPatience;
+  while (!drained(*call) && Clock::now() < patience) pause(lock);
+  peers_->let_go();  // once more: what was still enqueued has written its flags
 }
 
 // With the lock held: nothing of a failed call is on the streams any more.
 bool StreamExchange::drained(const Call& call) const {
-  return std::all_of(call.ends.begin(), call.ends.end(),
-                     [&](cuda::Event end) { return driver_.EventQuery(end) != cuda::kNotReady; });
+  if (call.launching > 0) return false;
+  return std::all_of(call.events.begin(), call.events.end(),
+                     [&](const auto& event) { return driver_.EventQuery(event.second) != cuda::kNotReady; });
 }
 
 std::string StreamExchange::partners() const {

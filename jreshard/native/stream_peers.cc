@@ -6,12 +6,13 @@
 
 namespace jreshard {
 
-struct StreamPeers::Neighbour {
-  explicit Neighbour(const cuda::Driver& driver) : imports(driver) {}
+struct StreamPeers::Neighbour : Peers::Belongings {
+  Neighbour(const cuda::Driver& driver, uint64_t link) : serial(link), imports(driver) {}
 
-  uint64_t serial = 0;  // of the link that all this came by
+  const uint64_t serial;  // of the link that all this came by
   ArenaImports imports;
   std::mutex mutex;
+  int calls = 0;            // that may read what is mapped
   std::set<uint64_t> lent;  // ids of this process's arenas that it has got
 };
 
@@ -34,8 +35,8 @@ StreamPeers::StreamPeers(const CopyPlan& plan, Placement placement, std::map<int
     : plan_(plan),
       placement_(std::move(placement)),
       ordinals_(std::move(ordinals)),
-      driver_(driver),
-      page_(2 * static_cast<size_t>(plan.num_chunks()) * plan.num_phases() * plan.num_ranks()) {
+      driver_(driver) {
+  if (!ordinals_.empty()) device_.emplace(driver_, ordinals_.begin()->second);
   for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
     for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) {
       for (int phase = 0; phase < plan_.num_phases(); ++phase) {
@@ -48,48 +49,86 @@ StreamPeers::StreamPeers(const CopyPlan& plan, Placement placement, std::map<int
   }
 }
 
-// One for each process, made anew with each link: a process that has come again has other memory.
-StreamPeers::Neighbour& StreamPeers::neighbour(int process) {
-  static std::mutex* const mutex = new std::mutex;
-  static auto* const all = new std::map<int, std::unique_ptr<Neighbour>>;
-  std::lock_guard<std::mutex> lock(*mutex);
-  std::unique_ptr<Neighbour>& found = (*all)[process];
-  const uint64_t serial = placement_.peers->link_serial(process);
-  if (!found || found->serial != serial) {
-    found = std::make_unique<Neighbour>(driver_);
-    found->serial = serial;
-  }
-  return *found;
+StreamPeers::~StreamPeers() {
+  while (calls_ > 0) leave();
+  const bool current = device_ && driver_.CtxPushCurrent(context()) == cuda::kSuccess;
+  pages_.clear();
+  page_.reset();
+  cuda::Context popped = nullptr;
+  if (current) driver_.CtxPopCurrent(&popped);
 }
 
-void StreamPeers::greet() {
+void StreamPeers::enter(CallId id) {
+  if (!device_) return;
+  const cuda::CurrentContext current(driver_, context());
+  std::lock_guard<std::mutex> lock(mutex_);
+  // Streams wait for a flag to become the call's number or a higher one: there must be none of before.
+  if (!page_ || (*page_)[mark()].load() || id <= last_call_) renew_page();
+  last_call_ = id;
   for (int process : partners_) {
-    const uint64_t serial = placement_.peers->link_serial(process);
-    if (greeted_[process] == serial) continue;
-    placement_.peers->send(process, {Message::kFlags, 0, placement_.key}, page_.descriptor().duplicate());
-    greeted_[process] = serial;
+    const auto found = neighbour(process);
+    if (!found) continue;  // not linked, which fails the call
+    if (greeted_[process] != found->serial) {
+      placement_.peers->send(process, {Message::kFlags, 0, placement_.key}, page_->descriptor().duplicate());
+      greeted_[process] = found->serial;
+    }
+    if (neighbours_.count(process)) continue;
+    neighbours_[process] = found;
+    std::lock_guard<std::mutex> counting(found->mutex);
+    ++found->calls;
+  }
+  ++calls_;
+}
+
+void StreamPeers::renew_page() {
+  if (calls_ > 0) throw std::runtime_error("jreshard: a transfer has to wait for the end of the one before");
+  page_ = std::make_unique<FlagPage>(page_size());
+  page_->attach(driver_);
+  greeted_.clear();
+}
+
+void StreamPeers::leave() {
+  if (!device_) return;
+  std::map<int, std::shared_ptr<Neighbour>> left;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (--calls_ == 0) left = std::exchange(neighbours_, {});
+  }
+  for (auto& [process, neighbour] : left) {
+    std::lock_guard<std::mutex> counting(neighbour->mutex);
+    if (--neighbour->calls == 0) neighbour->imports.trim();
   }
 }
 
-FlagPage& StreamPeers::own_page() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!page_.attached()) page_.attach(driver_);
-  return page_;
+// One for each link: a process that has come again has other memory.
+std::shared_ptr<StreamPeers::Neighbour> StreamPeers::neighbour(int process) {
+  return std::static_pointer_cast<Neighbour>(placement_.peers->belongings(
+      process, [this](uint64_t serial) { return std::make_shared<Neighbour>(driver_, serial); }));
 }
 
-FlagPage& StreamPeers::page_of(int process) {
-  const std::shared_ptr<const Peers::SentPage> sent = placement_.peers->flags(process, placement_.key);
-  const uint64_t serial = placement_.peers->link_serial(process);
-  if (!sent) throw std::runtime_error("jreshard: " + name(process) + " has not sent its page of flags");
+std::shared_ptr<StreamPeers::Neighbour> StreamPeers::held(int process) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Page& page = pages_[process];
-  if (!page.flags || page.serial != serial || page.count != sent->count) {
-    page.flags = std::make_unique<FlagPage>(sent->page.duplicate(), 2 * slots());
-    page.flags->attach(driver_);
-    page.serial = serial;
-    page.count = sent->count;
+  auto found = neighbours_.find(process);
+  if (found == neighbours_.end()) throw std::runtime_error("jreshard: " + name(process) + " is not linked");
+  return found->second;
+}
+
+std::shared_ptr<FlagPage> StreamPeers::page_of(int process) {
+  std::shared_ptr<FlagPage> found;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    // A page that comes now may belong to a later call, which has not failed.
+    if (gone_) throw std::runtime_error("jreshard: the transfer was given up");
+    auto neighbour = neighbours_.find(process);
+    const uint64_t serial = neighbour == neighbours_.end() ? 0 : neighbour->second->serial;
+    auto sent = placement_.peers->flags(process, serial, placement_.key);
+    if (!sent) throw std::runtime_error("jreshard: " + name(process) + " has not sent its page of flags");
+    Page& page = pages_[process];
+    if (page.sent != sent) page = {sent, std::make_shared<FlagPage>(sent->duplicate(), page_size())};
+    found = page.flags;
   }
-  return *page.flags;
+  found->attach(driver_);  // not with the lock held: it is needed to let streams go, for which the driver may wait
+  return found;
 }
 
 std::set<int> StreamPeers::processes_of(const std::vector<int>& ranks) const {
@@ -101,16 +140,17 @@ std::set<int> StreamPeers::processes_of(const std::vector<int>& ranks) const {
 }
 
 void StreamPeers::lend(int process, const std::vector<const void*>& arrays) {
-  Neighbour& to = neighbour(process);
-  std::lock_guard<std::mutex> lock(to.mutex);
+  const auto to = held(process);
+  std::lock_guard<std::mutex> lock(to->mutex);
   for (const void* array : arrays) {
     if (!array) continue;
     const Arena arena = exports(driver_).find(reinterpret_cast<uint64_t>(array));
-    if (!to.lent.insert(arena.id).second) continue;
+    if (to->lent.count(arena.id)) continue;
     Message message{Message::kLend, 0, placement_.key};
     message.addresses = {arena.id, arena.base, arena.bytes};
     message.reason.assign(arena.ipc.begin(), arena.ipc.end());
     placement_.peers->send(process, message, exports(driver_).lend(arena));
+    to->lent.insert(arena.id);
   }
 }
 
@@ -118,7 +158,7 @@ void StreamPeers::publish(CallId id, int rank, int chunk, int phase, const std::
                           cuda::Stream stream) {
   const std::set<int> readers = processes_of(plan_.readers(chunk, rank, phase));
   if (readers.empty()) return;
-  write(stream, own_page().address(ready_flag(chunk, phase, rank)), id);
+  write(stream, page_->address(ready_flag(chunk, phase, rank)), id);
   Message message{Message::kPublish, id, placement_.key, rank, chunk, phase};
   for (const void* array : arrays) message.addresses.push_back(reinterpret_cast<uint64_t>(array));
   for (int process : readers) {
@@ -128,44 +168,60 @@ void StreamPeers::publish(CallId id, int rank, int chunk, int phase, const std::
 }
 
 void StreamPeers::await_ready(CallId id, int source, int chunk, int phase, cuda::Stream stream) {
-  wait(stream, page_of(placement_.process_of[source]).address(ready_flag(chunk, phase, source)), id);
+  wait(stream, page_of(placement_.process_of[source])->address(ready_flag(chunk, phase, source)), id);
 }
 
 const void* StreamPeers::translate(int source, const void* address, int reader) {
   const int process = placement_.process_of[source];
-  Neighbour& from = neighbour(process);
-  for (Peers::Lent& lent : placement_.peers->take_lent(process)) {
-    from.imports.add(described(lent.message), std::move(lent.attached));
+  const auto from = held(process);
+  std::lock_guard<std::mutex> lock(from->mutex);  // what was lent is taken in in its order
+  for (Peers::Lent& lent : placement_.peers->take_lent(process, from->serial)) {
+    from->imports.add(described(lent.message), std::move(lent.attached));
   }
-  return from.imports.translate(reinterpret_cast<uint64_t>(address), ordinals_.at(reader));
+  return from->imports.translate(reinterpret_cast<uint64_t>(address), ordinals_.at(reader));
 }
 
 void StreamPeers::tell_read(CallId id, int reader, int chunk, int phase, cuda::Stream stream) {
   for (int process : processes_of(plan_.sources(chunk, reader, phase))) {
-    write(stream, page_of(process).address(read_flag(chunk, phase, reader)), id);
+    write(stream, page_of(process)->address(read_flag(chunk, phase, reader)), id);
   }
 }
 
 void StreamPeers::await_readers(CallId id, int source, int chunk, int phase, cuda::Stream stream) {
   for (int reader : plan_.readers(chunk, source, phase)) {
-    if (!local(reader)) wait(stream, own_page().address(read_flag(chunk, phase, reader)), id);
+    if (!local(reader)) wait(stream, page_->address(read_flag(chunk, phase, reader)), id);
   }
 }
 
-void StreamPeers::check_read(CallId id) {
-  for (const auto& [rank, ordinal] : ordinals_) {
+void StreamPeers::check_read() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if ((*page_)[mark()].load()) throw std::runtime_error("jreshard: a process has given up while it read");
+  for (auto& [process, page] : pages_) {
+    if ((*page.flags)[mark()].load()) {
+      throw std::runtime_error("jreshard: " + name(process) + " has given up while it was read from");
+    }
+  }
+}
+
+bool StreamPeers::needs(CallId id, int process) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto theirs = pages_.find(process);
+  for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
     for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) {
       for (int phase = 0; phase < plan_.num_phases(); ++phase) {
+        const size_t flag = read_flag(chunk, phase, rank);
         for (int source : plan_.sources(chunk, rank, phase)) {
-          if (local(source)) continue;
-          const int process = placement_.process_of[source];
-          if (page_of(process)[ready_flag(chunk, phase, source)].load(std::memory_order_acquire) != id) {
-            throw std::runtime_error("jreshard: " + name(process) + " has given up while it was read from");
+          const int from = placement_.process_of[source];
+          if (local(rank) && from == process) {
+            if (theirs == pages_.end() || (*theirs->second.flags)[flag].load() < number(id)) return true;
+          } else if (local(source) && placement_.process_of[rank] == process) {
+            if ((*page_)[flag].load() < number(id)) return true;
           }
         }
       }
     }
   }
+  return false;
 }
 
 void StreamPeers::give_up(CallId id, int origin, const std::string& reason) {
@@ -181,22 +237,21 @@ void StreamPeers::give_up(CallId id, int origin, const std::string& reason) {
 
 void StreamPeers::let_go() {
   std::lock_guard<std::mutex> lock(mutex_);
-  page_.fill(kGivenUp);
-  for (auto& [process, page] : pages_) {
-    if (page.flags) page.flags->fill(kGivenUp);
-  }
+  gone_ = true;
+  auto give_up = [this](FlagPage& page) {
+    page[mark()].store(1);
+    page.fill(kGivenUp);
+  };
+  if (page_) give_up(*page_);
+  for (auto& [process, page] : pages_) give_up(*page.flags);
 }
 
-void StreamPeers::trim() {
-  for (int process : partners_) neighbour(process).imports.trim();
+void StreamPeers::write(cuda::Stream stream, cuda::DevicePtr flag, CallId id) {
+  cuda::check(driver_, driver_.StreamWriteValue64(stream, flag, number(id), 0), "cuStreamWriteValue64");
 }
 
-void StreamPeers::write(cuda::Stream stream, cuda::DevicePtr flag, uint64_t value) {
-  cuda::check(driver_, driver_.StreamWriteValue64(stream, flag, value, 0), "cuStreamWriteValue64");
-}
-
-void StreamPeers::wait(cuda::Stream stream, cuda::DevicePtr flag, uint64_t value) {
-  cuda::check(driver_, driver_.StreamWaitValue64(stream, flag, value, cuda::kStreamWaitValueGeq),
+void StreamPeers::wait(cuda::Stream stream, cuda::DevicePtr flag, CallId id) {
+  cuda::check(driver_, driver_.StreamWaitValue64(stream, flag, number(id), cuda::kStreamWaitValueGeq),
               "cuStreamWaitValue64");
 }
 

@@ -5,14 +5,15 @@
 // call that has to be waited for there is one flag, which becomes the call's number:
 //   ready  in the page of the source's process: the arrays may be read in this phase
 //   read   in the page of each source's process: this reader has read all that it wants in this chunk and phase
-// A process that gives up sets all flags that anyone may wait for to kGivenUp, which lets every stream go; what was
-// read behind such a flag does not count.
+// A process that gives up sets all flags that anyone may wait for to kGivenUp, which lets every stream go. Before that
+// it marks the pages: what was read behind a flag of a marked page does not count, and the page serves no other call.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -32,6 +33,8 @@ class StreamPeers {
 
   // `ordinals` has the device of each local rank.
   StreamPeers(const CopyPlan& plan, Placement placement, std::map<int, int> ordinals, const cuda::Driver& driver);
+  // When nothing on the streams needs the pages any more.
+  ~StreamPeers();
 
   bool local(int rank) const { return placement_.process_of[rank] == placement_.peers->self(); }
   const Placement& placement() const { return placement_; }
@@ -39,8 +42,10 @@ class StreamPeers {
   const std::set<int>& partners() const { return partners_; }
   std::string name(int process) const { return placement_.peers->name(process); }
 
-  // Lets the partners have this process's page. Before each call.
-  void greet();
+  // Before each call: makes ready what it needs, and lets the partners have this process's page.
+  void enter(CallId id);
+  // After each, when the streams have come to their ends. Unmaps memory that was not used for long.
+  void leave();
   // Enqueued behind what makes the arrays readable: tells the readers in other processes, if there are any.
   void publish(CallId id, int rank, int chunk, int phase, const std::vector<const void*>& arrays, cuda::Stream stream);
   // Has the stream of a local reader wait until what `source` published may be read.
@@ -52,15 +57,17 @@ class StreamPeers {
   // Has the stream of a local source wait for its readers in other processes.
   void await_readers(CallId id, int source, int chunk, int phase, cuda::Stream stream);
 
-  // When the streams have come to their ends: whether all that local ranks have read was there. Throws
-  // std::runtime_error where a process has given up meanwhile.
-  void check_read(CallId id);
+  // When the streams have come to their ends: whether they had what they waited for. Throws std::runtime_error where a
+  // process has given up meanwhile.
+  void check_read();
+  // Whether the call cannot end well without a process: it has still to be read from, or to read.
+  bool needs(CallId id, int process);
   // Tells the others that the call has failed, `origin` being the process where it did, and lets all streams go.
   void give_up(CallId id, int origin, const std::string& reason);
   // Sets all flags that anyone may wait for.
   void let_go();
-  // Unmaps memory that was not used for long.
-  void trim();
+  // A context of this process, for what needs any.
+  cuda::Context context() const { return device_->get(); }
 
  private:
   // Past every call's number, also in the cyclic order in which streams compare.
@@ -68,9 +75,8 @@ class StreamPeers {
   // What belongs to the link with one process, for all exchanges.
   struct Neighbour;
   struct Page {
-    uint64_t serial = 0;
-    uint64_t count = 0;
-    std::unique_ptr<FlagPage> flags;
+    std::shared_ptr<const Descriptor> sent;
+    std::shared_ptr<FlagPage> flags;
   };
 
   size_t slots() const { return static_cast<size_t>(plan_.num_chunks()) * plan_.num_phases() * plan_.num_ranks(); }
@@ -78,24 +84,36 @@ class StreamPeers {
     return (static_cast<size_t>(chunk) * plan_.num_phases() + phase) * plan_.num_ranks() + rank;
   }
   size_t read_flag(int chunk, int phase, int rank) const { return slots() + ready_flag(chunk, phase, rank); }
+  // The mark of a page that was given up, which only hosts write and read.
+  size_t mark() const { return 2 * slots(); }
+  size_t page_size() const { return 2 * slots() + 1; }
   std::set<int> processes_of(const std::vector<int>& ranks) const;
-  Neighbour& neighbour(int process);
+  std::shared_ptr<Neighbour> neighbour(int process);
+  // The one that the calls under way use.
+  std::shared_ptr<Neighbour> held(int process);
+  void renew_page();
   // The page of another process, which has sent it before it published.
-  FlagPage& page_of(int process);
-  FlagPage& own_page();
+  std::shared_ptr<FlagPage> page_of(int process);
   void lend(int process, const std::vector<const void*>& arrays);
-  void write(cuda::Stream stream, cuda::DevicePtr flag, uint64_t value);
-  void wait(cuda::Stream stream, cuda::DevicePtr flag, uint64_t value);
+  void write(cuda::Stream stream, cuda::DevicePtr flag, CallId id);
+  void wait(cuda::Stream stream, cuda::DevicePtr flag, CallId id);
+  // What a flag becomes in a call: never 0, which it is before.
+  static uint64_t number(CallId id) { return uint64_t{id} + 1; }
 
   const CopyPlan& plan_;
   const Placement placement_;
   const std::map<int, int> ordinals_;
   const cuda::Driver& driver_;
+  std::optional<cuda::DeviceContext> device_;  // none where no rank is local
   std::set<int> partners_;
-  FlagPage page_;
   std::mutex mutex_;
-  std::map<int, Page> pages_;        // of other processes
-  std::map<int, uint64_t> greeted_;  // by process: the link over which it has got this process's page
+  int calls_ = 0;
+  CallId last_call_ = 0;
+  bool gone_ = false;                                      // has let go: no other page may be taken up
+  std::unique_ptr<FlagPage> page_;                         // changes between calls only
+  std::map<int, Page> pages_;                              // of other processes
+  std::map<int, uint64_t> greeted_;                        // by process: the link over which it has got the own page
+  std::map<int, std::shared_ptr<Neighbour>> neighbours_;  // while there are calls
 };
 
 }  // namespace jreshard

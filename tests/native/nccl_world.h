@@ -191,13 +191,15 @@ class Transfers {
     const auto attempt = [&](const std::function<void()>& step) {
       const std::string error = error_of(step);
       if (error.empty()) return;
-      {
-        std::lock_guard<std::mutex> lock(mutex);
-        if (first.empty()) first = error;
-      }
-      for (const auto& exchange : exchanges_) exchange->abort(id, error);
+      tell(id, error);
+      std::lock_guard<std::mutex> lock(mutex);
+      if (first.empty()) first = error;
     };
-    if (!exchange(process).begin(id, timeout_s)) return "refused";
+    attempt([&] {
+      if (!exchange(process).begin(id, timeout_s)) throw std::runtime_error("jreshard: the call could not be opened");
+    });
+    if (!first.empty()) return first;
+    hear(id, process);
     for (int rank : ranks_of(process)) attempt([&] { publish(id, rank); });
     std::vector<std::function<void()>> launches;
     for (int rank : ranks_of(process)) {
@@ -234,6 +236,19 @@ class Transfers {
   }
 
  private:
+  // Tells all processes that a call has failed, those that have not opened it yet when they do.
+  void tell(uint32_t id, const std::string& error) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      failed_.emplace(id, error);
+    }
+    for (const auto& exchange : exchanges_) exchange->abort(id, error);
+  }
+  void hear(uint32_t id, int process) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = failed_.find(id);
+    if (found != failed_.end()) exchange(process).abort(id, found->second);
+  }
   // Not where the call is to fail: then there is nothing to read.
   static bool reads_on_streams(uint32_t id) { return id % 2; }
   static void fill(Bytes& array) { std::fill(array.begin(), array.end(), kPoison); }
@@ -257,6 +272,8 @@ class Transfers {
   const Plan plan_;
   const Words words_;
   const jreshard::CopyPlan parsed_;
-  std::vector<std::shared_ptr<jreshard::NcclExchange>> exchanges_;  // [process]
   std::vector<std::vector<Bytes>> src_, dst_;                       // [rank][leaf]
+  std::vector<std::shared_ptr<jreshard::NcclExchange>> exchanges_;  // [process]
+  std::mutex mutex_;
+  std::map<uint32_t, std::string> failed_;
 };

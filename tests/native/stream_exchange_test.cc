@@ -357,7 +357,7 @@ void test_what_the_copy_engine_is_asked() {
     FakeDriver driver(1);
     driver.only_note = true;
     const auto stream = driver.add_device();
-    const jreshard::cuda::StreamContext context(driver.table(), stream);
+    const jreshard::cuda::CurrentContext context(driver.table(), stream);
     jreshard::CopyBatch batch(driver.table());
     const Copy copy{0, 1, 100, 200, 7, c.dims};
     batch.add(copy, nullptr, nullptr);
@@ -372,7 +372,7 @@ void test_what_the_copy_engine_is_asked() {
     FakeDriver driver(1, has_batch);
     driver.only_note = true;
     const auto stream = driver.add_device();
-    const jreshard::cuda::StreamContext context(driver.table(), stream);
+    const jreshard::cuda::CurrentContext context(driver.table(), stream);
     jreshard::CopyBatch batch(driver.table());
     for (int64_t i : {0, 1, 2}) batch.add({0, 1, 10 * i, 20 * i, 5, {}}, nullptr, nullptr);
     batch.enqueue(stream);
