@@ -19,7 +19,7 @@ from jreshard._compat import own_tracing_context, row_major
 from jreshard._layout import layout_of_sharding
 from jreshard._native import PUBLISH, RECEIVE, RELEASE, library
 from jreshard._route import Leaf, Route
-from jreshard._tables import CHUNK
+from jreshard._tables import leaves_in_a_call
 from jreshard._wire import Wire, bits_of
 
 Program = Callable[..., Any]
@@ -72,6 +72,7 @@ class Programs:
             for i, (leaf, dtype) in enumerate(zip(route.leaves, src_dtypes, strict=True))
         ]
         self._key, self._in_order = np.int64(key), in_order
+        self._chunk = leaves_in_a_call(route.devices[0].platform)
         self._src, self._dst = _auto(route.src_mesh), _auto(route.dst_mesh)
         self._fixed_calls = None if route.devices[0].platform == "cpu" else (_zero(self._src), _zero(self._dst))
         self.sends, self.receives = _is_local(self._src), _is_local(self._dst)
@@ -84,6 +85,9 @@ class Programs:
         order of launches: a fixed array saves the copy.
         """
         return self._fixed_calls or (np.uint32(call), np.uint32(call))
+
+    def _chunks(self) -> list[slice]:
+        return [slice(begin, begin + self._chunk) for begin in range(0, len(self._items), self._chunk)]
 
     def compile_prepare(self) -> Program:
         """`(arrays of self.prepared…) -> [published arrays]`: casts and conversions, fused by XLA."""
@@ -102,7 +106,7 @@ class Programs:
         def publish(call: Array, *arrays: Array) -> Array:
             wires = [item.on_wire(x) for item, x in zip(self._items, arrays, strict=True)]
             token = jax.ShapeDtypeStruct((), jnp.uint32)
-            for chunk, leaves in enumerate(_chunks(len(wires))):
+            for chunk, leaves in enumerate(self._chunks()):
                 call = _ffi(PUBLISH, token)(call, *wires[leaves], key=self._key, chunk=np.int64(chunk))
             return call
 
@@ -137,7 +141,7 @@ class Programs:
     def _receive_body(self, call: Array, *old: Array) -> list[Array]:
         new: list[Array] = []
         token = [jax.ShapeDtypeStruct((), jnp.uint32)] if self._in_order else []
-        for chunk, leaves in enumerate(_chunks(len(self._items))):
+        for chunk, leaves in enumerate(self._chunks()):
             items = self._items[leaves]
             structs = [jax.ShapeDtypeStruct(_wire_shard(item), item.wire.array_dtype) for item in items]
             given = zip(items, old[leaves], strict=False)  # none where there are no old arrays
@@ -165,10 +169,6 @@ def _zero(mesh: Mesh) -> Array:
 def _is_local(mesh: Mesh) -> bool:
     mine = jax.process_index()
     return any(device.process_index == mine for device in mesh.devices.flat)
-
-
-def _chunks(count: int) -> list[slice]:
-    return [slice(begin, begin + CHUNK) for begin in range(0, count, CHUNK)]
 
 
 def _wire_shard(item: _Item) -> tuple[int, ...]:

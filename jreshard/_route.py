@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jreshard._layout import AnyMesh, Layout, layout_of_sharding
 from jreshard._planner import Moves, plan_moves
-from jreshard._tables import copy_words, plan_words
+from jreshard._tables import copy_words, leaves_in_a_call, plan_words
 from jreshard._wire import Wire, wire_of
 
 
@@ -141,7 +141,8 @@ class Route:
     def table(self) -> np.ndarray:
         """The words of the whole route for the native core."""
         words = [template.words for template in self.templates]
-        return plan_words(len(self.devices), self.src_ranks, self.dst_ranks, self.template_of, words)
+        chunk = leaves_in_a_call(getattr(self.devices[0], "platform", "none"))
+        return plan_words(len(self.devices), self.src_ranks, self.dst_ranks, self.template_of, words, chunk)
 
     @cached_property
     def fingerprint(self) -> int:

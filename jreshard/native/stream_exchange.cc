@@ -18,17 +18,18 @@ StreamExchange::StreamExchange(CopyPlan plan, std::vector<std::string> rank_name
 }
 
 StreamExchange::~StreamExchange() {
-  if (!peers_) return;
-  const bool current = driver_.CtxPushCurrent(peers_->context()) == cuda::kSuccess;
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (!calls_.empty()) {
-    const CallPtr call = calls_.begin()->second;
-    fail(*call, "jreshard: the plan was closed");
-    drain(lock, call);
-    close(call);
+  if (peers_) end_calls();
+  for (Device& device : devices_) {
+    if (!device.context || driver_.CtxPushCurrent(device.context) != cuda::kSuccess) continue;
+    for (const auto* events : {&device.free_events, &device.spent_events}) {
+      for (cuda::Event event : *events) driver_.EventDestroy(event);
+    }
+    for (auto [source, stream] : device.from) {
+      if (stream) driver_.StreamDestroy(stream);
+    }
+    cuda::Context popped = nullptr;
+    driver_.CtxPopCurrent(&popped);
   }
-  cuda::Context popped = nullptr;
-  if (current) driver_.CtxPopCurrent(&popped);
 }
 
 bool StreamExchange::begin(CallId id, double timeout_s) {
@@ -122,11 +123,7 @@ void StreamExchange::fail(Call& call, const std::string& reason, int origin, con
     peers_->give_up(call.id, origin, bare_reason);  // the call ends in wait(), or with the exchange
     return;
   }
-  for (auto it = calls_.begin(); it != calls_.end(); ++it) {
-    if (it->second.get() != &call) continue;
-    calls_.erase(it);
-    return;
-  }
+  close(call);
 }
 
 StreamExchange::Launch::Launch(StreamExchange& exchange, Step step, int rank) : exchange_(exchange) {
@@ -138,6 +135,7 @@ StreamExchange::Launch::Launch(StreamExchange& exchange, Step step, int rank) : 
 StreamExchange::Launch::~Launch() {
   std::lock_guard<std::mutex> lock(exchange_.mutex_);
   --call->launching;
+  if (!call->error.empty() && !exchange_.peers_) exchange_.recycle(*call);
 }
 
 StreamExchange::CallPtr StreamExchange::current(Step step, int rank) {
@@ -161,20 +159,24 @@ void StreamExchange::wait(std::unique_lock<std::mutex>& lock, const CallPtr& cal
 
 // With the lock held. The last launch of a call ends it where all ranks are local: the rest is in the streams' order.
 void StreamExchange::end_launch(const CallPtr& call) {
-  if (--call->launches_left == 0 && !peers_) close(call);
+  if (--call->launches_left == 0 && !peers_) close(*call);
 }
 
 // With the lock held.
-void StreamExchange::close(const CallPtr& call) {
-  for (auto [rank, event] : call->events) devices_[rank].free_events.push_back(event);
-  if (peers_) {
-    peers_->leave();
-    peers_->placement().peers->close(peers_->placement().key, call->id, call->error);
-  }
+void StreamExchange::close(Call& call) {
+  recycle(call);
   for (auto it = calls_.begin(); it != calls_.end(); ++it) {
-    if (it->second != call) continue;
+    if (it->second.get() != &call) continue;
     calls_.erase(it);
     return;
+  }
+}
+
+// With the lock held. Handlers of a failed call may still be at work with its events.
+void StreamExchange::recycle(Call& call) {
+  for (auto [rank, event] : std::exchange(call.events, {})) {
+    Device& device = devices_[rank];
+    (call.error.empty() ? device.free_events : device.spent_events).push_back(event);
   }
 }
 
@@ -183,6 +185,8 @@ cuda::Event StreamExchange::record(const CallPtr& call, int rank, cuda::Stream s
   {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<cuda::Event>& unused = devices_[rank].free_events;
+    cuda::Context& context = devices_[rank].context;
+    if (!context) cuda::check(driver_, driver_.StreamGetCtx(stream, &context), "cuStreamGetCtx");
     if (!unused.empty()) {
       event = unused.back();
       unused.pop_back();

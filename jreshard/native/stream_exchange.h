@@ -92,8 +92,10 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
 
   // What belongs to one rank's device, kept for all calls.
   struct Device {
+    cuda::Context context = nullptr;
     std::map<int, cuda::Stream> from;  // a stream for each source
     std::vector<cuda::Event> free_events;
+    std::vector<cuda::Event> spent_events;  // of failed calls, not to be used again
   };
 
   size_t slot(int chunk, int phase, int rank) const {
@@ -117,7 +119,12 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
   void end_launch(const CallPtr& call);
   // One receive or release on `rank` has been enqueued.
   void record_end(const CallPtr& call, int rank, cuda::Stream stream);
-  void close(const CallPtr& call);
+  void close(Call& call);
+  void recycle(Call& call);
+  // Parts from the other processes, after close().
+  void leave(const Call& call);
+  // Before the exchange goes.
+  void end_calls();
   bool published(const Call& call, int chunk, int phase, int source) const;
   // What is wrong with a message, or empty text.
   std::string misfit(int process, const Call& call, const Message& message) const;

@@ -102,8 +102,29 @@ void StreamExchange::wait(CallId id) {
     fail(*call, error.what());
   }
   if (!call->error.empty()) drain(lock, call);
-  close(call);
+  close(*call);
+  lock.unlock();
+  leave(*call);
   if (!call->error.empty()) throw std::runtime_error(call->error);
+}
+
+void StreamExchange::end_calls() {
+  const bool current = driver_.CtxPushCurrent(peers_->context()) == cuda::kSuccess;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!calls_.empty()) {
+    const CallPtr call = calls_.begin()->second;
+    fail(*call, "jreshard: the plan was closed");
+    drain(lock, call);
+    close(*call);
+    leave(*call);
+  }
+  cuda::Context popped = nullptr;
+  if (current) driver_.CtxPopCurrent(&popped);
+}
+
+void StreamExchange::leave(const Call& call) {
+  peers_->leave();
+  peers_->placement().peers->close(peers_->placement().key, call.id, call.error);
 }
 
 void StreamExchange::drain(std::unique_lock<std::mutex>& lock, const CallPtr& call) {

@@ -18,11 +18,6 @@ struct StreamPeers::Neighbour : Peers::Belongings {
 
 namespace {
 
-ArenaExports& exports(const cuda::Driver& driver) {
-  static auto* const all = new ArenaExports(driver);
-  return *all;
-}
-
 Arena described(const Message& message) {
   return {message.addresses[0], message.addresses[1], message.addresses[2],
           std::vector<char>(message.reason.begin(), message.reason.end())};
@@ -35,7 +30,8 @@ StreamPeers::StreamPeers(const CopyPlan& plan, Placement placement, std::map<int
     : plan_(plan),
       placement_(std::move(placement)),
       ordinals_(std::move(ordinals)),
-      driver_(driver) {
+      driver_(driver),
+      exports_(driver) {
   if (!ordinals_.empty()) device_.emplace(driver_, ordinals_.begin()->second);
   for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
     for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) {
@@ -144,12 +140,12 @@ void StreamPeers::lend(int process, const std::vector<const void*>& arrays) {
   std::lock_guard<std::mutex> lock(to->mutex);
   for (const void* array : arrays) {
     if (!array) continue;
-    const Arena arena = exports(driver_).find(reinterpret_cast<uint64_t>(array));
+    const Arena arena = exports_.find(reinterpret_cast<uint64_t>(array));
     if (to->lent.count(arena.id)) continue;
     Message message{Message::kLend, 0, placement_.key};
     message.addresses = {arena.id, arena.base, arena.bytes};
     message.reason.assign(arena.ipc.begin(), arena.ipc.end());
-    placement_.peers->send(process, message, exports(driver_).lend(arena));
+    placement_.peers->send(process, message, exports_.lend(arena));
     to->lent.insert(arena.id);
   }
 }

@@ -104,6 +104,7 @@ class StreamPeers {
   const Placement placement_;
   const std::map<int, int> ordinals_;
   const cuda::Driver& driver_;
+  ArenaExports exports_;
   std::optional<cuda::DeviceContext> device_;  // none where no rank is local
   std::set<int> partners_;
   std::mutex mutex_;

@@ -21,10 +21,13 @@
 
 #include "check.h"
 #include "cuda_driver.h"
+#include "fake_arenas.h"
 
 namespace jreshard::cuda {
 
 struct CUctx_st {
+  int process = 0;
+  int ordinal = 0;
   int retained = 0;
 };
 
@@ -167,8 +170,10 @@ class FakeDriver {
       });
     };
     table_.EventQuery = [](Event event) {
-      return enter("cuEventQuery", nullptr,
-                   [&] { return !event->reached || *event->reached ? 0 : jreshard::cuda::kNotReady; });
+      return enter("cuEventQuery", nullptr, [&] {
+        if (contexts_.empty()) return kInvalidContext;
+        return !event->reached || *event->reached ? 0 : jreshard::cuda::kNotReady;
+      });
     };
     table_.EventRecord = [](Event event, Stream stream) {
       return enter("cuEventRecord", stream, [&] {
@@ -208,6 +213,7 @@ class FakeDriver {
         return active_->copy("cuMemcpy3DAsync", std::move(rows), stream);
       });
     };
+    fill_in_arenas();
     table_.MemcpyBatchAsync = nullptr;
     if (!has_batch) return;
     table_.MemcpyBatchAsync = [](DevicePtr* dsts, DevicePtr* srcs, size_t* sizes, size_t count, void* attributes,
@@ -229,10 +235,12 @@ class FakeDriver {
 
   const jreshard::cuda::Driver& table() const { return table_; }
 
-  // Another device: its stream, in a context of its own.
-  Stream add_device() {
+  // Another device, which one process of several uses: its stream, in a context of its own.
+  Stream add_device(int process = 0) {
     std::lock_guard<std::mutex> lock(mutex_);
     devices_.push_back(std::make_unique<jreshard::cuda::CUctx_st>());
+    devices_.back()->process = process;
+    devices_.back()->ordinal = devices_.size() - 1;
     main_streams_.push_back(add_stream(devices_.back().get()));
     return main_streams_.back();
   }
@@ -240,6 +248,19 @@ class FakeDriver {
     std::unique_lock<std::mutex> lock(mutex_);
     await_room(lock, stream);
     stream->queue.push_back({nullptr, std::move(run)});
+  }
+  // Holds a stream up until `open` says otherwise.
+  void hold(Stream stream, std::function<bool()> open) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stream->queue.push_back({std::move(open), [] {}});
+  }
+  DevicePtr make_arena(int process, size_t bytes, ArenaKind kind, DevicePtr where = 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return arenas_.make(process, bytes, kind, where);
+  }
+  void free_arena(DevicePtr base) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    arenas_.free(base);
   }
   // Runs about that many pieces of work, if there are so many whose turn has come. False where there was none.
   bool run(int most) {
@@ -265,10 +286,10 @@ class FakeDriver {
   static size_t contexts() { return contexts_.size(); }
   static Context context() { return contexts_.empty() ? nullptr : contexts_.back(); }
 
-  // What was made and not destroyed: events, streams, pieces of memory and holds of contexts.
+  // What was made and not destroyed: events, streams, pieces of memory, what was mapped of arenas, and holds of contexts.
   std::map<std::string, int> left_behind() {
     std::lock_guard<std::mutex> lock(mutex_);
-    std::map<std::string, int> left;
+    std::map<std::string, int> left = arenas_.left_behind();
     if (!events_.empty()) left["events"] = events_.size();
     if (!allocated_.empty()) left["memory"] = allocated_.size();
     for (const auto& stream : streams_) {
@@ -335,6 +356,13 @@ class FakeDriver {
     return std::all_of(streams_.begin(), streams_.end(),
                        [&](const auto& stream) { return stream->context != context || stream->queue.empty(); });
   }
+  bool reachable(DevicePtr address, size_t bytes, Context context) const {
+    return arenas_.reachable(address, bytes, context->process, context->ordinal);
+  }
+  static std::atomic<uint64_t>& flag_at(DevicePtr address) {
+    return *reinterpret_cast<std::atomic<uint64_t>*>(address);
+  }
+  void fill_in_arenas();
   bool is_main(Stream stream) const { return std::count(main_streams_.begin(), main_streams_.end(), stream); }
   Stream add_stream(Context context) {
     streams_.push_back(std::make_unique<jreshard::cuda::CUstream_st>());
@@ -364,8 +392,11 @@ class FakeDriver {
       noted_rows.insert(noted_rows.end(), rows.begin(), rows.end());
       return 0;
     }
-    stream->queue.push_back({nullptr, [rows = std::move(rows)] {
+    stream->queue.push_back({nullptr, [this, context = stream->context, rows = std::move(rows)] {
                                for (const Row& row : rows) {
+                                 const bool mapped = reachable(row.src, row.bytes, context) &&
+                                                     reachable(row.dst, row.bytes, context);
+                                 if (!CHECK(mapped)) continue;
                                  std::memcpy(reinterpret_cast<void*>(row.dst), reinterpret_cast<void*>(row.src),
                                              row.bytes);
                                }
@@ -385,9 +416,126 @@ class FakeDriver {
   std::vector<Stream> main_streams_;  // one a device
   std::vector<std::unique_ptr<jreshard::cuda::CUevent_st>> events_;
   std::map<DevicePtr, size_t> allocated_;
+  FakeArenas arenas_;
   std::map<std::string, int> calls_;
   std::pair<std::string, int> failing_;
 };
+
+inline void FakeDriver::fill_in_arenas() {
+  using jreshard::cuda::AllocationHandle;
+  using jreshard::cuda::IpcMemHandle;
+  using jreshard::cuda::MemAccess;
+  table_.MemHostRegister = [](void* start, size_t bytes, unsigned flags) {
+    return enter("cuMemHostRegister", nullptr, [&] {
+      if (contexts_.empty()) return kInvalidContext;
+      return active_->arenas_.register_host(start, bytes, flags, contexts_.back()->process);
+    });
+  };
+  table_.MemHostUnregister = [](void* start) {
+    return enter("cuMemHostUnregister", nullptr, [&] {
+      return contexts_.empty() ? kInvalidContext : active_->arenas_.unregister_host(start);
+    });
+  };
+  table_.MemHostGetDevicePointer = [](DevicePtr* device, void* start, unsigned flags) {
+    return enter("cuMemHostGetDevicePointer", nullptr, [&] {
+      *device = reinterpret_cast<DevicePtr>(start);
+      return contexts_.empty() ? kInvalidContext : flags ? kInvalidValue : 0;
+    });
+  };
+  table_.StreamWriteValue64 = [](Stream stream, DevicePtr flag, uint64_t value, unsigned flags) {
+    return enter("cuStreamWriteValue64", stream, [&] {
+      const int process = stream->context->process;
+      if (flags || !active_->arenas_.is_registered(flag, process)) return kInvalidValue;
+      stream->queue.push_back({nullptr, [flag, value, process] {
+                                 if (CHECK(active_->arenas_.is_registered(flag, process))) flag_at(flag) = value;
+                               }});
+      return 0;
+    });
+  };
+  table_.StreamWaitValue64 = [](Stream stream, DevicePtr flag, uint64_t value, unsigned flags) {
+    return enter("cuStreamWaitValue64", stream, [&] {
+      const int process = stream->context->process;
+      if (flags != jreshard::cuda::kStreamWaitValueGeq || !active_->arenas_.is_registered(flag, process)) {
+        return kInvalidValue;
+      }
+      stream->queue.push_back({[flag, value, process] {
+                                 const bool registered = CHECK(active_->arenas_.is_registered(flag, process));
+                                 return !registered || static_cast<int64_t>(flag_at(flag) - value) >= 0;
+                               },
+                               [] {}});
+      return 0;
+    });
+  };
+  table_.MemGetAddressRange = [](DevicePtr* base, size_t* bytes, DevicePtr address) {
+    return enter("cuMemGetAddressRange", nullptr, [&] {
+      return contexts_.empty() ? kInvalidContext : active_->arenas_.address_range(base, bytes, address);
+    });
+  };
+  table_.PointerGetAttribute = [](void* out, int attribute, DevicePtr address) {
+    return enter("cuPointerGetAttribute", nullptr, [&] {
+      return contexts_.empty() ? kInvalidContext : active_->arenas_.buffer_id(out, attribute, address);
+    });
+  };
+  table_.MemRetainAllocationHandle = [](AllocationHandle* handle, void* address) {
+    return enter("cuMemRetainAllocationHandle", nullptr, [&] {
+      uint64_t made = 0;
+      const Result result = active_->arenas_.retain(&made, address);
+      *handle = made;
+      return result;
+    });
+  };
+  table_.MemExportToShareableHandle = [](void* out, AllocationHandle handle, int type, uint64_t flags) {
+    return enter("cuMemExportToShareableHandle", nullptr,
+                 [&] { return active_->arenas_.export_handle(out, handle, type, flags); });
+  };
+  table_.MemImportFromShareableHandle = [](AllocationHandle* handle, void* fd, int type) {
+    return enter("cuMemImportFromShareableHandle", nullptr, [&] {
+      uint64_t made = 0;
+      const Result result = active_->arenas_.import_handle(&made, fd, type);
+      *handle = made;
+      return result;
+    });
+  };
+  table_.MemRelease = [](AllocationHandle handle) {
+    return enter("cuMemRelease", nullptr, [&] { return active_->arenas_.release(handle); });
+  };
+  table_.MemAddressReserve = [](DevicePtr* base, size_t bytes, size_t alignment, DevicePtr hint, uint64_t flags) {
+    return enter("cuMemAddressReserve", nullptr,
+                 [&] { return active_->arenas_.reserve(base, bytes, alignment, hint, flags); });
+  };
+  table_.MemAddressFree = [](DevicePtr base, size_t bytes) {
+    return enter("cuMemAddressFree", nullptr, [&] { return active_->arenas_.free_addresses(base, bytes); });
+  };
+  table_.MemMap = [](DevicePtr base, size_t bytes, size_t offset, AllocationHandle handle, uint64_t flags) {
+    return enter("cuMemMap", nullptr, [&] { return active_->arenas_.map_handle(base, bytes, offset, handle, flags); });
+  };
+  table_.MemUnmap = [](DevicePtr base, size_t bytes) {
+    return enter("cuMemUnmap", nullptr, [&] { return active_->arenas_.unmap(base, bytes); });
+  };
+  table_.MemSetAccess = [](DevicePtr base, size_t bytes, const MemAccess* access, size_t count) {
+    return enter("cuMemSetAccess", nullptr, [&] {
+      const bool known = count == 1 && access->device >= 0 && access->device < int(active_->devices_.size());
+      if (!known) return kInvalidValue;
+      return active_->arenas_.set_access(base, bytes, *access, active_->devices_[access->device]->process);
+    });
+  };
+  table_.IpcGetMemHandle = [](IpcMemHandle* handle, DevicePtr base) {
+    return enter("cuIpcGetMemHandle", nullptr, [&] { return active_->arenas_.ipc_handle(handle, base); });
+  };
+  table_.IpcOpenMemHandle = [](DevicePtr* base, IpcMemHandle handle, unsigned flags) {
+    return enter("cuIpcOpenMemHandle", nullptr, [&] {
+      if (contexts_.empty()) return kInvalidContext;
+      const Context context = contexts_.back();
+      return active_->arenas_.ipc_open(base, handle, flags, context->process, context->ordinal);
+    });
+  };
+  table_.IpcCloseMemHandle = [](DevicePtr base) {
+    return enter("cuIpcCloseMemHandle", nullptr, [&] {
+      if (contexts_.empty()) return kInvalidContext;
+      return active_->arenas_.ipc_close(base, contexts_.back()->process, contexts_.back()->ordinal);
+    });
+  };
+}
 
 // Has the devices get on by themselves while it lives.
 class RunningDevices {
