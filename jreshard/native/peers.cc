@@ -138,7 +138,8 @@ void Peers::keep_lent(Peer& peer, Message message, Descriptor attached) {
     peer.flags[message.key] = std::make_shared<const Descriptor>(std::move(attached));
     return;
   }
-  if (message.addresses.size() != 3 || (!attached && message.reason.empty())) {
+  const std::vector<uint64_t>& arena = message.addresses;  // id, base and bytes
+  if (arena.size() != 3 || !arena[2] || arena[1] + arena[2] < arena[1] || (!attached && message.reason.empty())) {
     throw std::invalid_argument("what it lends is not described");
   }
   if (peer.lent.size() >= kMaxLent) throw std::invalid_argument("it lends more than can be used");

@@ -109,6 +109,7 @@ void StreamExchange::wait(CallId id) {
 }
 
 void StreamExchange::end_calls() {
+  if (calls_.empty()) return;
   const bool current = driver_.CtxPushCurrent(peers_->context()) == cuda::kSuccess;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!calls_.empty()) {

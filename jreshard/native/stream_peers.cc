@@ -55,7 +55,7 @@ StreamPeers::~StreamPeers() {
 }
 
 void StreamPeers::enter(CallId id) {
-  if (!device_) return;
+  if (!device_) throw std::invalid_argument("jreshard: no device of the transfer is in this process");
   const cuda::CurrentContext current(driver_, context());
   std::lock_guard<std::mutex> lock(mutex_);
   // Streams wait for a flag to become the call's number or a higher one: there must be none of before.
@@ -84,7 +84,6 @@ void StreamPeers::renew_page() {
 }
 
 void StreamPeers::leave() {
-  if (!device_) return;
   std::map<int, std::shared_ptr<Neighbour>> left;
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -171,7 +171,7 @@ class FakeDriver {
     };
     table_.EventQuery = [](Event event) {
       return enter("cuEventQuery", nullptr, [&] {
-        if (contexts_.empty()) return kInvalidContext;
+        if (active_->queries_need_context && contexts_.empty()) return kInvalidContext;
         return !event->reached || *event->reached ? 0 : jreshard::cuda::kNotReady;
       });
     };
@@ -308,6 +308,8 @@ class FakeDriver {
   // How much work a stream takes ahead; who enqueues more waits. And the bytes of all devices together that are free.
   std::atomic<size_t> queue_limit{size_t(-1)};
   size_t memory = size_t(-1) / 2;
+
+  bool queries_need_context = false;
 
   // Copies as they were enqueued, where they are to be noted down instead of made.
   bool only_note = false;

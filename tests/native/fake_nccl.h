@@ -168,11 +168,7 @@ class FakeNccl {
     changed_.notify_all();
     CHECK(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return aborting_ == 0; }));
   }
-  // The most operations that one rank had in one group.
-  size_t largest_group() {
-    const Lock lock(driver_.mutex());
-    return largest_group_;
-  }
+  // How many have met their other ends.
   size_t messages() {
     const Lock lock(driver_.mutex());
     return messages_;
@@ -230,7 +226,6 @@ class FakeNccl {
     for (auto& [comm, group] : std::exchange(group_.by_comm, {})) {
       --comm->users;
       if (error) continue;
-      largest_group_ = std::max(largest_group_, group->operations.size());
       for (const auto& operation : group->operations) {
         fake_nccl::Channel& channel = channel_of(*comm, operation);
         (operation.sends ? channel.send_offered : channel.receive_offered) = true;
@@ -333,7 +328,6 @@ class FakeNccl {
   std::map<std::string, int> calls_;
   std::pair<std::string, int> failing_;
   int64_t worlds_made_ = 0;
-  size_t largest_group_ = 0;
   size_t messages_ = 0;
   bool aborts_hang_ = false;
   int aborting_ = 0;
