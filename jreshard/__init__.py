@@ -2,8 +2,14 @@
 
 from importlib.metadata import version as _version
 
+from jreshard._figures import Figures as Figures
+from jreshard._paper import PaperDevice as PaperDevice
+from jreshard._paper import paper_devices as paper_devices
 from jreshard._plan import Move as Move
+from jreshard._plan import Part as Part
 from jreshard._plan import Plan as Plan
+from jreshard._topology import HostCosts as HostCosts
+from jreshard._topology import Topology as Topology
 from jreshard._transfer import plan as plan
 from jreshard._transfer import transfer as transfer
 from jreshard._verify import VerificationError as VerificationError

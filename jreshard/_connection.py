@@ -4,8 +4,6 @@ import hashlib
 import os
 from typing import Any
 
-import numpy as np
-
 from jreshard import _links
 from jreshard import _nccl as nccl
 from jreshard._communicator import Communicator, communicator_over, join, unique_id
@@ -64,8 +62,6 @@ class NcclConnection:
         self._staging = _staging_bytes()
         digest = hashlib.blake2b(f"{route.fingerprint} nccl {self._staging}".encode(), digest_size=8)
         self.key = int.from_bytes(digest.digest(), "little") >> 1
-        senders, receivers = np.nonzero(route.traffic)
-        self._pairs = [(s, r) for s, r in zip(senders.tolist(), receivers.tolist(), strict=True) if s != r]
         self._communicator: Communicator | None = None
         self._exchange: Exchange | None = None
 
@@ -92,7 +88,7 @@ class NcclConnection:
         for fact in ("NCCL", _STAGING_VARIABLE):
             _check_same(fact, {process: answer[fact] for process, answer in answers.items()})
         if found is not None and all(answer["communicator"] == found.name for answer in answers.values()):
-            if not found.lacks(self._pairs):
+            if not found.lacks(self._route.pairs):
                 return found, call
         else:
             found = None
@@ -101,7 +97,7 @@ class NcclConnection:
         with self._party.all_or_none("connected over NCCL", deadline):
             if found is None:
                 found = join(self._route.devices, bytes.fromhex(ids[self._party.processes[0]]), deadline.left)
-            found.connect(self._pairs, deadline.left)
+            found.connect(self._route.pairs, deadline.left)
         return found, call
 
     def close(self) -> None:

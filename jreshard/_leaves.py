@@ -53,6 +53,23 @@ def paths_of(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Pa
     return [path for path, _ in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]]
 
 
+class PathText:
+    """Key paths as `keystr` writes them, each key once: models have far more leaves than keys."""
+
+    def __init__(self) -> None:
+        self._texts: dict[Any, str] = {}
+
+    def of(self, path: Path) -> str:
+        """The text of a path."""
+        try:
+            return "".join([self._texts[key] for key in path])
+        except KeyError:
+            self._texts.update({key: keystr((key,)) for key in path})
+            return keystr(path)
+        except TypeError:  # a key of a container of the user's own that cannot be hashed
+            return keystr(path)
+
+
 def match_shardings(prefix: Any, tree: Any, name: str, errors: LeafErrors) -> list[Sharding | None]:
     """One sharding a leaf of `tree`, from a sharding or a prefix tree of them.
 
@@ -65,6 +82,9 @@ def match_shardings(prefix: Any, tree: Any, name: str, errors: LeafErrors) -> li
         name: what the caller calls `prefix`.
         errors: where mismatches are noted.
     """
+    given, structure = _flatten(prefix)
+    if structure == _flatten(tree)[1] and all(isinstance(sharding, Sharding) for sharding in given):
+        return given
     out: list[Sharding | None] = []
     _match(prefix, tree, (), name, errors, out)
     return out
@@ -91,6 +111,11 @@ def _match(prefix: Any, tree: Any, path: Path, name: str, errors: LeafErrors, ou
         keys = _keys_of(tree)
         for key, child in wanted.items():
             _match(given[key], child, (*path, keys[key]), name, errors, out)
+
+
+def _flatten(tree: Any) -> tuple[list[Any], Any]:
+    leaves, structure = jax.tree.flatten(tree)
+    return leaves, structure
 
 
 def match_structure(given: Any, wanted: Any, names: tuple[str, str], errors: LeafErrors, path: Path = ()) -> None:

@@ -6,13 +6,14 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
-from jax.tree_util import keystr
 
 from jreshard._layout import LayoutError, layout_of_sharding
-from jreshard._leaves import LeafErrors, Path, describe, match_shardings, paths_of
+from jreshard._leaves import LeafErrors, Path, PathText, describe, match_shardings, paths_of
+from jreshard._paper import on_paper
 from jreshard._plan import Plan, Signature
 from jreshard._route import Leaf, Route, Target
 from jreshard._sources import Source, alias_pattern, lies_elsewhere, read_source
+from jreshard._spread import Spread, take_turns
 from jreshard._transform import SourceTransform, Transform, cast_floating, device_sets
 from jreshard._wire import UNUSABLE
 
@@ -26,6 +27,7 @@ def build_plan(
     transform: Transform | None,
     executes: bool,
     replan: Callable[[Any], Plan],
+    spread: Callable[[Sequence[Route]], Spread | None] = take_turns,
 ) -> Plan:
     """The plan for a tree; see `jreshard.plan` for the arguments.
 
@@ -33,6 +35,7 @@ def build_plan(
         executes: whether the leaves must be arrays that can be moved now; otherwise `ShapeDtypeStruct`s and meshes
             without devices will do.
         replan: how the plan is made again for a tree whose leaves are shared in another way.
+        spread: chooses who sends what.
     """
     errors = LeafErrors("transfer" if executes else "plan")
     dtype = _floating(dtype)
@@ -47,7 +50,9 @@ def build_plan(
     targets = _targets(out_tree, made, out_pattern, dst_sharding, dtype, errors, executes)
     errors.raise_any()
     signature = Signature(jax.tree.structure(params), tuple(cast(list[Source], sources)), pattern)
-    return Plan(signature, jax.tree.structure(out_tree), targets, _routes(targets), applied, replan)
+    routes = _routes(targets)
+    spread_out = spread(routes)
+    return Plan(signature, jax.tree.structure(out_tree), targets, routes, applied, replan, spread_out)
 
 
 def _floating(dtype: Any) -> Any:
@@ -65,11 +70,17 @@ def _read_sources(params: Any, src_sharding: Any, errors: LeafErrors, executes: 
     """What each leaf is; `None` where that is a fault, noted in `errors`."""
     wanted = match_shardings(src_sharding, params, "src_sharding", errors)
     errors.raise_any()
-    sources = []
+    sources: list[Source | None] = []
+    shardings = _Shardings(executes)
+    alike: dict[tuple[int, int], Source] = {}  # models have many leaves of a kind, which share their descriptions
     for (path, x), sharding in zip(jax.tree_util.tree_flatten_with_path(params)[0], wanted, strict=True):
-        source = read_source(x, sharding, path, errors, structs=not executes)
-        if source is not None and source.sharding is not None:
-            _check_sharding(source, source.sharding, "lies", path, errors, executes)
+        source = alike.get((id(x), id(sharding)))
+        if source is None:
+            source = read_source(x, sharding, path, errors, structs=not executes)
+            if source is not None and source.sharding is not None:
+                shardings.check(source, source.sharding, "lies", path, errors)
+                if type(x) is jax.ShapeDtypeStruct and not errors:
+                    alike[id(x), id(sharding)] = source
         sources.append(source)
     return sources
 
@@ -106,15 +117,17 @@ def _targets(
     if len(errors) > mismatches:
         return []
     targets: list[Target] = []
+    shardings = _Shardings(executes)
     first: dict[Any, int] = {}
+    text = PathText()
     for i, (path, source, dst) in enumerate(zip(paths_of(tree), sources, wanted, strict=True)):
         if not isinstance(dst, NamedSharding):
             errors.add(path, f"dst_sharding is {dst}; expected a NamedSharding", kind=TypeError)
         elif source is not None:
-            _check_sharding(source, dst, "is to go", path, errors, executes)
-            same_as = i if source.sharding is None else first.setdefault((pattern[i] if pattern else i, dst), i)
+            shardings.check(source, dst, "is to go", path, errors)
+            same_as = first.setdefault((pattern[i], dst), i) if pattern and source.sharding else i
             out_dtype = cast_floating(source.dtype, dtype)
-            target = Target(keystr(path), source.shape, out_dtype, source.sharding, source.dtype, dst, same_as)
+            target = Target(text.of(path), source.shape, out_dtype, source.sharding, source.dtype, dst, same_as)
             targets.append(target)
     return targets
 
@@ -122,24 +135,45 @@ def _targets(
 def _routes(targets: Sequence[Target]) -> list[Route]:
     """The moving leaves, grouped by their pair of meshes."""
     groups: dict[Any, list[Leaf]] = {}
+    group_of: dict[tuple[int, int], list[Leaf]] = {}  # by the very shardings, which most leaves share
     for i, t in enumerate(targets):
         if t.src is not None and t.same_as == i and not t.is_made_in_place:
-            leaf = Leaf(i, t.path, t.shape, t.dtype, t.src, t.dst)
-            groups.setdefault((t.src.mesh, t.dst.mesh), []).append(leaf)
+            key = id(t.src), id(t.dst)
+            if key not in group_of:
+                group_of[key] = groups.setdefault((t.src.mesh, t.dst.mesh), [])
+            group_of[key].append(Leaf(i, t.path, t.shape, t.dtype, t.src, t.dst))
     return [Route(src_mesh, dst_mesh, leaves) for (src_mesh, dst_mesh), leaves in groups.items()]
 
 
-def _check_sharding(
-    source: Source, sharding: NamedSharding, how: str, path: Path, errors: LeafErrors, executes: bool
-) -> None:
+class _Shardings:
+    """Checks where leaves lie or go, each combination of shape and sharding once."""
+
+    def __init__(self, executes: bool) -> None:
+        self._executes = executes
+        self._faults: dict[tuple[tuple[int, ...], NamedSharding], str | None] = {}
+        self._fine: dict[tuple[int, int], tuple[Source, NamedSharding]] = {}  # by the very objects, kept alive
+
+    def check(self, source: Source, sharding: NamedSharding, how: str, path: Path, errors: LeafErrors) -> None:
+        """Notes in `errors` why a leaf cannot be on `sharding`, if it cannot."""
+        if (id(source), id(sharding)) in self._fine:
+            return
+        key = source.shape, sharding
+        if key not in self._faults:
+            self._faults[key] = _fault(*key, self._executes)
+        if (fault := self._faults[key]) is not None:
+            errors.add(path, f"{how} on {describe(sharding)}: {fault}")
+        else:
+            self._fine[id(source), id(sharding)] = source, sharding
+
+
+def _fault(shape: tuple[int, ...], sharding: NamedSharding, executes: bool) -> str | None:
     fault = _sharding_fault(sharding, executes)
     if fault is None:
         try:
-            layout_of_sharding(source.shape, sharding)
+            layout_of_sharding(shape, sharding)
         except LayoutError as error:
             fault = str(error)
-    if fault is not None:
-        errors.add(path, f"{how} on {describe(sharding)}: {fault}")
+    return fault
 
 
 def _sharding_fault(sharding: NamedSharding, executes: bool) -> str | None:
@@ -149,4 +183,6 @@ def _sharding_fault(sharding: NamedSharding, executes: bool) -> str | None:
         return "the mesh has no devices"
     if len(set(sharding.mesh.devices.flat)) < sharding.mesh.size:
         return "the mesh has a device twice"
+    if executes and on_paper(sharding.mesh):
+        return "the mesh's devices exist only on paper; expected ones that can hold arrays"
     return None

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -16,11 +18,20 @@ from jreshard import _render
 from jreshard._checks import check_into, check_leaves, check_timeout
 from jreshard._deadline import Deadline
 from jreshard._execution import Execution
-from jreshard._layout import layout_of_sharding
-from jreshard._route import LeafMoves, Route, Target
+from jreshard._explain import explain
+from jreshard._figures import Figures, add_loads, figures_of, numbered, traffic_of
+from jreshard._loads import LOCAL, Loads
+from jreshard._picture import picture
+from jreshard._planner import Moves
+from jreshard._route import Kind, LeafMoves, Route, Target, devices_of
 from jreshard._sources import Source, alias_pattern
+from jreshard._spread import Spread
+from jreshard._topology import Placement, Topology
 from jreshard._transform import SourceTransform
 from jreshard._transport import choose_transport
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,7 @@ class Move:
         start: where the box starts along each dim, in global elements.
         stop: where it ends, exclusive.
         nbytes: its size in bytes.
+        phase: 0 where the source array is read; later where `src_rank` passes on what it was sent in an earlier phase.
     """
 
     src_rank: int
@@ -40,6 +52,24 @@ class Move:
     start: tuple[int, ...]
     stop: tuple[int, ...]
     nbytes: int
+    phase: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank of a plan sends and receives.
+
+    Attributes:
+        rank: the rank.
+        moves: the different sets of moves that it has a part in, ranks numbered as in the plan.
+        nbytes: `int64[moves]` for each of them, the bytes of each move.
+        leaf: for each leaf of the result its place among `moves`; -1 for a value of the host.
+    """
+
+    rank: int
+    moves: tuple[Moves, ...]
+    nbytes: tuple[np.ndarray, ...]
+    leaf: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -66,6 +96,7 @@ class Plan:
         targets: the leaves of the result: path, shape, dtype, shardings.
         routes: the leaves grouped by (source mesh, destination mesh), each with its moves.
         devices: the device of each rank: those of the source meshes first, then the others.
+        topology: the links that it was made for, or `None`.
     """
 
     def __init__(
@@ -76,14 +107,16 @@ class Plan:
         routes: Sequence[Route],
         transform: SourceTransform | None,
         replan: Callable[[Any], "Plan"],
+        spread: Spread | None = None,
     ) -> None:
         self._signature, self._out_treedef, self._replan = signature, out_treedef, replan
         self.targets, self.routes = tuple(targets), tuple(routes)
         self._transform = transform
         self._execution = Execution(targets, routes, transform)
         self._chosen: dict[str, str] = {}  # what each transport asked for comes to
-        sources = [device for route in routes for device in route.devices[: len(route.src_ranks)]]
-        self.devices = tuple(dict.fromkeys([*sources, *(d for route in routes for d in route.devices)]))
+        self.devices = devices_of(routes)
+        self._spread = spread
+        self.topology: Topology | None = None if spread is None else spread.topology
 
     def execute(
         self,
@@ -159,43 +192,56 @@ class Plan:
     @cached_property
     def traffic(self) -> np.ndarray:
         """`int64[ranks, ranks]`: bytes copied from rank (row) to rank (column); the diagonal stays on the device."""
-        rank = {device: i for i, device in enumerate(self.devices)}
-        out = np.zeros((len(self.devices), len(self.devices)), np.int64)
-        for route in self.routes:
-            at = np.array([rank[device] for device in route.devices], np.int64)
-            out[np.ix_(at, at)] += route.traffic
-        return out
+        return traffic_of(self.routes, len(self.devices))
+
+    @property
+    def domains(self) -> np.ndarray | None:
+        """`int64[ranks]`, the domain of each rank; `None` without a topology."""
+        return None if self._spread is None else self._spread.placement.domain
+
+    @cached_property
+    def _loads(self) -> Loads:
+        ranks = len(self.devices)
+        one_domain = Placement(*np.zeros((3, ranks), np.int64))
+        loads = Loads(one_domain if self._spread is None else self._spread.placement)
+        add_loads(self.routes, loads)
+        return loads
+
+    @cached_property
+    def figures(self) -> Figures:
+        """What the plan does to the links of its topology, beside the bound and the usual practice.
+
+        Raises:
+            ValueError: the plan was made without a topology.
+        """
+        if self._spread is None:
+            raise ValueError("this plan has no figures of links; make it with topology=…")
+        return figures_of(self.routes, self._spread, self._loads)
 
     @property
     def num_leaves(self) -> int:
         """Leaves of the result."""
         return len(self.targets)
 
-    @cached_property
+    @property
     def num_moves(self) -> int:
         """Boxes that are copied, within devices and between them."""
-        return sum(len(route.moves_of(i).moves) for route in self.routes for i in range(len(route.leaves)))
+        return int(self._loads.boxes_received.sum())
 
-    @cached_property
+    @property
     def num_messages(self) -> int:
         """Boxes that cross from one device to another."""
-        count = 0
-        for route in self.routes:
-            uses = np.bincount(route.template_of, minlength=len(route.templates))
-            count += sum(
-                n * int((t.moves.src != t.moves.dst).sum()) for n, t in zip(uses.tolist(), route.templates, strict=True)
-            )
-        return count
+        return self.num_moves - self._loads.boxes(LOCAL)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all destination shards that are moved, replicas counted each."""
-        return int(self.traffic.sum())
+        return int(self._loads.received.sum())
 
     @property
     def bytes_local(self) -> int:
         """Bytes copied within a device."""
-        return int(self.traffic.trace())
+        return self._loads.total(LOCAL)
 
     @property
     def bytes_moved(self) -> int:
@@ -205,13 +251,13 @@ class Plan:
     @property
     def sent(self) -> np.ndarray:
         """`int64[ranks]`: bytes that each rank sends to others."""
-        out: np.ndarray = self.traffic.sum(axis=1) - self.traffic.diagonal()
+        out: np.ndarray = self._loads.sent[:, LOCAL + 1 :].sum(axis=(0, 1))
         return out
 
     @property
     def received(self) -> np.ndarray:
         """`int64[ranks]`: bytes that each rank receives from others."""
-        out: np.ndarray = self.traffic.sum(axis=0) - self.traffic.diagonal()
+        out: np.ndarray = self._loads.received[:, LOCAL + 1 :].sum(axis=(0, 1))
         return out
 
     @cached_property
@@ -221,14 +267,22 @@ class Plan:
         Counted from the layouts alone, not from the moves: for each destination device the size of its shard less the
         intersection with the source shard that the same device holds.
         """
-        return sum(_needed(route, i) for route in self.routes for i in range(len(route.leaves)))
+        total = 0
+        for route in self.routes:
+            wires = [template.wire.bits for template in route.templates]
+            alike = Counter(zip(route.kind_of, (wires[t] for t in route.template_of), strict=True))
+            total += sum(_needed(route, route.kinds[kind], bits) * count for (kind, bits), count in alike.items())
+        return total
 
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits that are equal where the same bytes would go the same ways."""
         digest = hashlib.blake2b(digest_size=8)
-        for route in self.routes:
-            digest.update(route.fingerprint.to_bytes(8, "little"))
+        if self._spread is not None:
+            digest.update(self._spread.fingerprint)
+        else:
+            for route in self.routes:
+                digest.update(route.fingerprint.to_bytes(8, "little"))
         return digest.hexdigest()
 
     def moves(self, leaf: str | int) -> list[Move]:
@@ -244,10 +298,38 @@ class Plan:
         if found is None:
             return []
         route, of = found
-        rank = [self.devices.index(device) for device in route.devices]
-        m = of.moves
-        rows = zip(m.src.tolist(), m.dst.tolist(), m.start.tolist(), m.stop.tolist(), of.nbytes.tolist(), strict=True)
-        return [Move(rank[s], rank[d], tuple(start), tuple(stop), n) for s, d, start, stop, n in rows]
+        in_plan, m = self._in_plan(route), of.moves
+        columns = in_plan[m.src], in_plan[m.dst], m.start, m.stop, of.nbytes, m.phase
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [Move(s, d, tuple(start), tuple(stop), n, phase) for s, d, start, stop, n, phase in rows]
+
+    def part(self, rank: int) -> Part:
+        """What one rank sends and receives, worked out without the others.
+
+        Raises:
+            KeyError: there is no such rank.
+        """
+        if not 0 <= rank < len(self.devices):
+            raise KeyError(f"no rank {rank} in this plan; it has {len(self.devices)}")
+        moves: list[Moves] = []
+        nbytes: list[np.ndarray] = []
+        leaf = [-1] * len(self.targets)
+        for route, in_plan in self._numbered:
+            first, ranks = len(moves), np.flatnonzero(in_plan == rank)
+            for template in route.templates:
+                found = template.part(ranks)
+                nbytes.append(found.elements * template.wire.bits // 8)
+                moves.append(Moves(in_plan[found.src], in_plan[found.dst], found.start, found.stop, found.phase))
+            for one, template_index in zip(route.leaves, route.template_of, strict=True):
+                leaf[one.index] = first + template_index
+        return Part(rank, tuple(moves), tuple(nbytes), tuple(leaf[target.same_as] for target in self.targets))
+
+    @cached_property
+    def _numbered(self) -> list[tuple[Route, np.ndarray]]:
+        return list(numbered(self.routes))
+
+    def _in_plan(self, route: Route) -> np.ndarray:
+        return next(in_plan for candidate, in_plan in self._numbered if candidate is route)
 
     def _leaf_moves(self, leaf: str | int) -> tuple[Route, LeafMoves] | None:
         names = [target.path for target in self.targets]
@@ -261,6 +343,25 @@ class Plan:
                 if candidate.index == index:
                     return route, route.moves_of(position)
         return None
+
+    def explain(self, leaf: str | int) -> str:
+        """Which boxes of a leaf come from where, and why, as text.
+
+        Args:
+            leaf: as for `moves`.
+
+        Raises:
+            KeyError: there is no such leaf.
+        """
+        return explain(self, leaf)
+
+    def plot(self) -> "Figure":
+        """Pictures: bytes from rank to rank, and with a topology the load of each link beside the bound.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        return picture(self)
 
     def to_json(self, *, indent: int | None = None) -> str:
         """The plan's figures, devices, traffic and leaves as JSON."""
@@ -277,16 +378,15 @@ def _shard_kind(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding | No
     return None if sharding is None else (sharding.shard_shape(shape), dtype)
 
 
-def _needed(route: Route, position: int) -> int:
-    leaf, bits = route.leaves[position], route.moves_of(position).wire
-    src = layout_of_sharding(leaf.shape + bits.tail, leaf.src)
-    dst = layout_of_sharding(leaf.shape + bits.tail, leaf.dst)
+def _needed(route: Route, kind: Kind, bits: int) -> int:
+    """Bytes that the destination devices of a leaf lack, where each element travels as `bits`."""
+    src, dst = kind.src, kind.dst
     shard = np.array(dst.shard_shape, np.int64)
-    needed = len(route.dst_ranks) * int(np.prod(shard, dtype=np.int64))
+    needed = len(route.dst_ranks) * math.prod(dst.shard_shape)
     _, at_src, at_dst = np.intersect1d(route.src_ranks, route.dst_ranks, return_indices=True)
     src_start = src.part_of[at_src] * np.array(src.shard_shape, np.int64)
     dst_start = dst.part_of[at_dst] * shard
     stop = np.minimum(src_start + np.array(src.shard_shape, np.int64), dst_start + shard)
     held = np.clip(stop - np.maximum(src_start, dst_start), 0, None)
     needed -= int(np.prod(held, axis=1, dtype=np.int64).sum())
-    return needed * bits.bits // 8
+    return needed * bits // 8

@@ -1,5 +1,6 @@
 """Two layouts to moves: how source and destination shards overlap, and which replica sends each overlap."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,8 @@ class Moves:
         dst: `int64[moves]`, the rank that is written.
         start: `int64[moves, ndim]`.
         stop: `int64[moves, ndim]`.
-        phase: `int64[moves]`: 0 reads the source array; k >= 1 reads the destination array of rank `src`, where moves
-            of earlier phases have written.
+        phase: `int64[moves]`. Phase 0 reads source arrays; a later phase reads, in the destination array of rank
+            `src`, what moves of earlier phases have written there (a relay).
     """
 
     src: np.ndarray
@@ -35,6 +36,64 @@ class Moves:
         count: np.ndarray = np.prod(self.stop - self.start, axis=1, dtype=np.int64)
         return count
 
+    def at(self, rows: np.ndarray) -> "Moves":
+        """Some of the moves: those at these places, or where a mask is true."""
+        return Moves(self.src[rows], self.dst[rows], self.start[rows], self.stop[rows], self.phase[rows])
+
+
+@dataclass(frozen=True)
+class Flows:
+    """Moves without their boxes, one row a move.
+
+    Attributes:
+        src: `int64[flows]`, the rank that is read.
+        dst: `int64[flows]`, the rank that is written.
+        phase: `int64[flows]`, as in `Moves`.
+        elements: `int64[flows]`.
+        strided: `bool[flows]`: whether the box is several runs of memory, on one side at least.
+    """
+
+    src: np.ndarray
+    dst: np.ndarray
+    phase: np.ndarray
+    elements: np.ndarray
+    strided: np.ndarray
+
+
+def flows_of(moves: Moves, src: Layout, dst: Layout) -> Flows:
+    """The flows of moves between two layouts."""
+    extents = moves.stop - moves.start
+    relayed = in_runs(extents, dst.shard_shape)
+    strided = relayed | np.where(moves.phase == 0, in_runs(extents, src.shard_shape), False)
+    return Flows(moves.src, moves.dst, moves.phase, moves.elements, strided)
+
+
+def in_runs(extents: np.ndarray, shard: Sequence[int]) -> np.ndarray:
+    """`bool[boxes]`: whether boxes of these extents are more than one run of memory in a row-major shard."""
+    longer = extents > 1
+    outermost = np.argmax(longer, axis=1) if longer.shape[1] else np.zeros(len(extents), np.int64)
+    inner = np.arange(extents.shape[1]) > outermost[:, None]
+    runs: np.ndarray = (inner & (extents != np.array(shard, np.int64))).any(axis=1)
+    return runs
+
+
+class Turns:
+    """The replicas of a source shard take turns; `rotation` is the one that begins."""
+
+    def __init__(
+        self, src: Layout, dst: Layout, src_ranks: np.ndarray, dst_ranks: np.ndarray, rotation: int = 0
+    ) -> None:
+        self._layouts, self._ranks, self._rotation = (src, dst), (src_ranks, dst_ranks), rotation
+
+    def moves(self, only: Sequence[int] | np.ndarray | None = None) -> Moves:
+        """All moves; with `only`, those that read or write one of these ranks."""
+        moves = plan_moves(*self._layouts, *self._ranks, rotation=self._rotation)
+        return moves if only is None else moves.at(among(moves.src, only) | among(moves.dst, only))
+
+    def flows(self) -> Iterator[Flows]:
+        """The moves without their boxes."""
+        yield flows_of(self.moves(), *self._layouts)
+
 
 def plan_moves(src: Layout, dst: Layout, src_ranks: np.ndarray, dst_ranks: np.ndarray, *, rotation: int = 0) -> Moves:
     """The moves that fill every destination shard, each element written once.
@@ -50,11 +109,11 @@ def plan_moves(src: Layout, dst: Layout, src_ranks: np.ndarray, dst_ranks: np.nd
         dst_ranks: the same for the destination mesh.
         rotation: which replica takes the first turn.
     """
-    src_box, dst_box, start, stop = _overlaps(src, dst)
+    src_box, dst_box, start, stop = overlaps(src, dst)
     overlap, reader = _readers(dst_box, dst.box_of)
     readers = dst_ranks[reader]
     sources = _choose_sources(src_box[overlap], readers, src.box_of, src_ranks, rotation)
-    return Moves(sources, readers, start[overlap], stop[overlap], np.zeros(len(readers), np.int64))
+    return Moves(sources, readers, start[overlap], stop[overlap], np.zeros(len(overlap), np.int64))
 
 
 def _dim_overlaps(size: int, src_parts: int, dst_parts: int) -> np.ndarray:
@@ -67,7 +126,7 @@ def _dim_overlaps(size: int, src_parts: int, dst_parts: int) -> np.ndarray:
     return np.stack([start // src_step, start // dst_step, start, stop], axis=1)
 
 
-def _overlaps(src: Layout, dst: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def overlaps(src: Layout, dst: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Every pair of a source box and a destination box that share elements, and the box that they share.
 
     The boxes are products of intervals, so the overlaps are the product of the overlaps along each dim.
@@ -92,7 +151,7 @@ def _readers(dst_box: np.ndarray, box_of: np.ndarray) -> tuple[np.ndarray, np.nd
     first = np.searchsorted(box_of[order], dst_box, side="left")
     count = np.searchsorted(box_of[order], dst_box, side="right") - first
     overlap = np.repeat(np.arange(len(dst_box)), count)
-    return overlap, order[_ranges(first, count)]
+    return overlap, order[ranges(first, count)]
 
 
 def _choose_sources(
@@ -118,8 +177,19 @@ def _turns(wanted: np.ndarray, readers: np.ndarray) -> np.ndarray:
     return turns
 
 
-def _ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
+def among(values: np.ndarray, few: Sequence[int] | np.ndarray) -> np.ndarray:
+    """`np.isin`, which is slow where there is next to nothing to do."""
+    found: np.ndarray = values == few[0] if len(few) == 1 else np.isin(values, few)
+    return found
+
+
+def largest(values: np.ndarray) -> int:
+    """The largest of whole numbers that are not negative; 0 of none."""
+    return int(np.max(values)) if values.size else 0
+
+
+def ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
     """`first[0], first[0]+1, … first[0]+count[0]-1, first[1], …`."""
     ends = np.cumsum(count)
-    ranges: np.ndarray = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - count - first, count)
-    return ranges
+    places: np.ndarray = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - count - first, count)
+    return places

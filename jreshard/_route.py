@@ -1,16 +1,17 @@
 """A route: the leaves of a plan that go from one mesh to one other, with their moves."""
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jreshard._layout import AnyMesh, Layout, layout_of_sharding
-from jreshard._planner import Moves, plan_moves
+from jreshard._planner import Flows, Moves
 from jreshard._tables import copy_words, leaves_in_a_call, plan_words
 from jreshard._wire import Wire, wire_of
 
@@ -70,20 +71,82 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What leaves of the same shape, dtype and shardings have in common.
+
+    Attributes:
+        dtype: the dtype on the destination.
+        wire: the form in which they travel, where all boxes begin and end on a byte.
+        src: how the travelling array lies on the source mesh.
+        dst: how it lies on the destination mesh.
+    """
+
+    dtype: Any
+    wire: Wire
+    src: Layout
+    dst: Layout
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the travelling array."""
+        return int(np.prod(self.src.shape, dtype=np.int64)) * self.wire.bits // 8
+
+
+class Chooser(Protocol):
+    """Chooses who sends which box of a leaf."""
+
+    def moves(self, only: Sequence[int] | np.ndarray | None = None) -> Moves:
+        """All moves of the leaf; with `only`, those that read or write one of these ranks of the route."""
+
+    def flows(self) -> Iterator[Flows]:
+        """The moves without their boxes, in runs of bounded length."""
+
+
 class LeafMoves:
-    """The moves of one leaf, shared by all leaves that are alike.
+    """The moves of one leaf, shared by all leaves that are alike; worked out when they are looked at.
 
     Attributes:
         wire: the form in which it travels.
-        moves: boxes of the travelling array, from rank to rank.
-        words: the same for the native core.
-        nbytes: `int64[moves]`, the bytes of each move.
     """
 
-    wire: Wire
-    moves: Moves
-    words: np.ndarray
-    nbytes: np.ndarray
+    def __init__(self, kind: Kind, chooser: Chooser, src_ranks: np.ndarray, dst_ranks: np.ndarray) -> None:
+        self._kind, self._chooser, self._src_ranks, self._dst_ranks = kind, chooser, src_ranks, dst_ranks
+        self.wire = kind.wire
+        if kind.wire.bits < 8 and (self.relays or self._words_at(kind.wire.bits) is None):
+            self.wire = wire_of(kind.dtype, packed=False)
+
+    @cached_property
+    def moves(self) -> Moves:
+        """Boxes of the travelling array, from rank to rank."""
+        return self._chooser.moves()
+
+    @cached_property
+    def nbytes(self) -> np.ndarray:
+        """`int64[moves]`, the bytes of each move."""
+        return self.moves.elements * self.wire.bits // 8
+
+    @cached_property
+    def relays(self) -> bool:
+        """Whether some move reads what another has written."""
+        return bool(self.moves.phase.any())
+
+    @cached_property
+    def words(self) -> np.ndarray:
+        """The same for the native core."""
+        words = self._words_at(self.wire.bits)
+        assert words is not None, "whole bytes are always expressible"
+        return words
+
+    def _words_at(self, bits: int) -> np.ndarray | None:
+        return copy_words(self.moves, self._kind.src, self._kind.dst, self._src_ranks, self._dst_ranks, bits)
+
+    def flows(self) -> Iterator[Flows]:
+        """The moves without their boxes, in runs of bounded length; not kept."""
+        return self._chooser.flows()
+
+    def part(self, ranks: Sequence[int] | np.ndarray) -> Moves:
+        """The moves that read or write one of these ranks of the route; not kept."""
+        return self._chooser.moves(only=ranks)
 
 
 class Route:
@@ -91,51 +154,72 @@ class Route:
 
     Attributes:
         leaves: the leaves, in the order in which they travel.
+        kinds: the different kinds of leaf.
+        kind_of: the kind of each leaf, an index of `kinds`.
+        templates: the different moves; given by `use`.
+        template_of: those of each leaf, an index of `templates`; given by `use`.
+        src_devices: the source mesh's devices, in its order.
+        dst_devices: the destination mesh's.
         devices: the device of each rank: the source mesh's first, then the destination's that are not in it. For
             meshes without devices (`AbstractMesh`), text in their place.
     """
 
     def __init__(self, src_mesh: AnyMesh, dst_mesh: AnyMesh, leaves: list[Leaf]) -> None:
         self.src_mesh, self.dst_mesh, self.leaves = src_mesh, dst_mesh, leaves
-        src_devices, dst_devices = _devices(src_mesh, "source"), _devices(dst_mesh, "destination")
-        rank_of: dict[Any, int] = {}
-        for device in (*src_devices, *dst_devices):
-            rank_of.setdefault(device, len(rank_of))
-        self.devices = tuple(rank_of)
-        self.src_ranks = np.array([rank_of[device] for device in src_devices], np.int64)
-        self.dst_ranks = np.array([rank_of[device] for device in dst_devices], np.int64)
-        self._plan_leaves()
-
-    def _plan_leaves(self) -> None:
+        self.src_devices, self.dst_devices = _devices(src_mesh, "source"), _devices(dst_mesh, "destination")
+        self.devices = tuple(dict.fromkeys((*self.src_devices, *self.dst_devices)))
+        rank_of = {device: rank for rank, device in enumerate(self.devices)}
+        self.src_ranks = np.array([rank_of[device] for device in self.src_devices], np.int64)
+        self.dst_ranks = np.array([rank_of[device] for device in self.dst_devices], np.int64)
         self.templates: list[LeafMoves] = []
         self.template_of: list[int] = []
-        known: dict[Any, int] = {}
-        turns: dict[Any, int] = {}
-        for leaf in self.leaves:
-            wire = wire_of(leaf.dtype)
-            src = layout_of_sharding(leaf.shape + wire.tail, leaf.src)
-            dst = layout_of_sharding(leaf.shape + wire.tail, leaf.dst)
-            replicas = len(src.part_of) // int(np.prod(src.parts, dtype=np.int64))
-            rotation = turns.get(src.division, 0)
-            turns[src.division] = (rotation + 1) % replicas
-            key = (src.key, dst.key, leaf.dtype, rotation)
-            if key not in known:
-                known[key] = len(self.templates)
-                self.templates.append(self._plan_leaf(leaf, src, dst, wire, rotation))
-            self.template_of.append(known[key])
+        self._find_kinds()
 
-    def _plan_leaf(self, leaf: Leaf, src: Layout, dst: Layout, wire: Wire, rotation: int) -> LeafMoves:
-        moves = plan_moves(src, dst, self.src_ranks, self.dst_ranks, rotation=rotation)
-        words = copy_words(moves, src, dst, self.src_ranks, self.dst_ranks, wire.bits)
-        if words is None:
-            wire = wire_of(leaf.dtype, packed=False)
-            words = copy_words(moves, src, dst, self.src_ranks, self.dst_ranks, wire.bits)
-            assert words is not None, "whole bytes are always expressible"
-        return LeafMoves(wire, moves, words, moves.elements * wire.bits // 8)
+    def _find_kinds(self) -> None:
+        known: dict[Any, int] = {}
+        same: dict[Any, int] = {}  # by the very shardings, which are slow to hash
+        layouts = _Layouts()
+        self.kinds: list[Kind] = []
+        self.kind_of: list[int] = []
+        for leaf in self.leaves:
+            very = leaf.shape, leaf.dtype, id(leaf.src), id(leaf.dst)
+            if (index := same.get(very, -1)) < 0:
+                index = same[very] = known.setdefault((leaf.shape, leaf.dtype, leaf.src, leaf.dst), len(self.kinds))
+            if index == len(self.kinds):
+                wire = wire_of(leaf.dtype)
+                shape = leaf.shape + wire.tail
+                self.kinds.append(Kind(leaf.dtype, wire, layouts.get(shape, leaf.src), layouts.get(shape, leaf.dst)))
+            self.kind_of.append(index)
+
+    def use(self, templates: list[LeafMoves], template_of: list[int]) -> None:
+        """Settles how the leaves move."""
+        self.templates, self.template_of = templates, template_of
+
+    def leaf_moves(self, kind: Kind, chooser: Chooser) -> LeafMoves:
+        """The moves of leaves of a kind, as chosen."""
+        return LeafMoves(kind, chooser, self.src_ranks, self.dst_ranks)
 
     def moves_of(self, leaf: int) -> LeafMoves:
         """The moves of the leaf at this position of `leaves`."""
         return self.templates[self.template_of[leaf]]
+
+    @cached_property
+    def uses(self) -> np.ndarray:
+        """`int64[templates]`: how many leaves move as each says."""
+        return np.bincount(self.template_of, minlength=len(self.templates))
+
+    def part(self, positions: Sequence[int]) -> "Route":
+        """Some of the leaves, by their positions in `leaves`, with the moves that they have here."""
+        some = Route(self.src_mesh, self.dst_mesh, [self.leaves[i] for i in positions])
+        some.use(self.templates, [self.template_of[i] for i in positions])
+        return some
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Every two ranks of which the second reads something from the first."""
+        rows = [np.stack([t.moves.src, t.moves.dst], axis=1) for t in self.templates]
+        pairs = np.unique(np.concatenate(rows), axis=0) if rows else np.zeros((0, 2), np.int64)
+        return [(src, dst) for src, dst in pairs.tolist() if src != dst]
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -151,14 +235,59 @@ class Route:
         digest.update(repr([str(device) for device in self.devices]).encode())
         return int.from_bytes(digest.digest(), "little") >> 1
 
-    @cached_property
-    def traffic(self) -> np.ndarray:
-        """`int64[ranks, ranks]`: bytes that go from rank (row) to rank (column); the diagonal stays on the device."""
-        count = np.bincount(self.template_of, minlength=len(self.templates))
-        out = np.zeros((len(self.devices), len(self.devices)), np.int64)
-        for times, template in zip(count, self.templates, strict=True):
-            np.add.at(out, (template.moves.src, template.moves.dst), template.nbytes * times)
-        return out
+
+@dataclass(frozen=True)
+class RouteRanks:
+    """A route's ranks and the plan's.
+
+    Attributes:
+        in_plan: `int64[route ranks]`, the plan's rank of each.
+        in_route: `int64[plan ranks]`, the reverse; -1 for ranks that have no part in the route.
+    """
+
+    in_plan: np.ndarray
+    in_route: np.ndarray
+
+
+def devices_of(routes: Sequence[Route]) -> tuple[Any, ...]:
+    """The device of each rank of a plan: those of the source meshes first, then the others."""
+    sides = {id(route.src_mesh): route.src_devices for route in routes}
+    found = dict.fromkeys(device for devices in sides.values() for device in devices)
+    sides = {id(route.dst_mesh): route.dst_devices for route in routes}
+    found.update(dict.fromkeys(device for devices in sides.values() for device in devices))
+    return tuple(found)
+
+
+def ranks_of(routes: Sequence[Route]) -> list[RouteRanks]:
+    """The ranks of each route among those of the plan that the routes make up."""
+    rank_of = {device: rank for rank, device in enumerate(devices_of(routes))}
+    known: dict[Any, np.ndarray] = {}
+
+    def plan_ranks(side: str, mesh: AnyMesh, devices: Sequence[Any]) -> np.ndarray:
+        if (side, mesh) not in known:
+            known[side, mesh] = np.array([rank_of[device] for device in devices], np.int64)
+        return known[side, mesh]
+
+    out = []
+    for route in routes:
+        in_plan = np.empty(len(route.devices), np.int64)
+        in_plan[route.src_ranks] = plan_ranks("source", route.src_mesh, route.src_devices)
+        in_plan[route.dst_ranks] = plan_ranks("destination", route.dst_mesh, route.dst_devices)
+        in_route = np.full(len(rank_of), -1, np.int64)
+        in_route[in_plan] = np.arange(len(in_plan))
+        out.append(RouteRanks(in_plan, in_route))
+    return out
+
+
+class _Layouts:
+    """Layouts, with the parts of equal shardings worked out once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Layout] = {}
+
+    def get(self, shape: tuple[int, ...], sharding: NamedSharding) -> Layout:
+        known = self._known.setdefault((len(shape), sharding), layout_of_sharding(shape, sharding))
+        return known if known.shape == shape else Layout(shape, known.parts, known.part_of)
 
 
 def _devices(mesh: AnyMesh, side: str) -> list[Any]:

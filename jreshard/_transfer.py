@@ -10,11 +10,15 @@ import jax
 
 from jreshard._compat import is_tracer, is_tracing, tracing_config
 from jreshard._make_plan import build_plan
+from jreshard._paper_plans import PaperPlans
 from jreshard._plan import Plan
 from jreshard._sources import alias_pattern, any_deleted, facts_of
+from jreshard._spread import even_out, take_turns
+from jreshard._topology import Topology
 from jreshard._transform import Transform
 
 _PLANS_KEPT = 64
+_PAPER_PLANS_KEPT = 8
 
 
 def transfer(
@@ -75,19 +79,29 @@ def transfer(
 
 
 def plan(
-    params: Any, src_sharding: Any, dst_sharding: Any, *, dtype: Any = None, transform: Transform | None = None
+    params: Any,
+    src_sharding: Any,
+    dst_sharding: Any,
+    *,
+    dtype: Any = None,
+    transform: Transform | None = None,
+    topology: Topology | None = None,
 ) -> Plan:
     """What a transfer would do: its moves and figures, to look at, and to execute as often as wanted.
 
     Args:
         params: as for `transfer`; `jax.ShapeDtypeStruct`s will do.
-        src_sharding: as for `transfer`. Meshes may be abstract; source and destination devices are then distinct.
+        src_sharding: as for `transfer`. Meshes may be abstract: source and destination devices are then distinct. They
+            may also be made of `paper_devices`, in any order, the same ones on both sides.
         dst_sharding: likewise.
         dtype: as for `transfer`.
         transform: as for `transfer`.
+        topology: which ranks share a fast domain and what the links carry. The loads of the links are then evened out
+            over the whole plan: boxes are split, and replicas pass on to each other what one of them was sent. Without
+            one, all devices count as equally near, and each box is sent by one replica in turn.
 
     Raises:
-        ValueError: as `transfer`.
+        ValueError: as `transfer`; or the topology does not fit the meshes.
         TypeError: as `transfer`.
 
     Example:
@@ -105,7 +119,11 @@ def plan(
     def replan(params: Any) -> Plan:
         return _cached(params, **request)[2]
 
-    return build_plan(params, **request, executes=False, replan=replan)
+    spread = take_turns if topology is None else partial(even_out, topology=topology)
+    build = partial(build_plan, params, **request, executes=False, replan=replan, spread=spread)
+    if transform is not None:
+        return build()
+    return _paper_plans.get(params, (src_sharding, dst_sharding), (dtype, topology), build)
 
 
 class _PlanCache:
@@ -130,6 +148,7 @@ class _PlanCache:
 
 
 _plans = _PlanCache(_PLANS_KEPT)
+_paper_plans = PaperPlans(_PAPER_PLANS_KEPT)
 
 
 def _cached(params: Any, **request: Any) -> tuple[list[Any], Any, Plan]:

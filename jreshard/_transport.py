@@ -9,6 +9,7 @@ from typing import Any
 from jreshard import _links
 from jreshard._deadline import Deadline
 from jreshard._driver import DriverError, open_driver
+from jreshard._paper import PaperDevice
 from jreshard._party import Party
 
 TRANSPORTS = ("auto", "nccl", "p2p", "host")
@@ -33,6 +34,8 @@ def choose_transport(transport: str, devices: Sequence[Any], deadline: Deadline)
         raise ValueError(f"transport is {transport!r}; expected one of {', '.join(map(repr, TRANSPORTS))}")
     if any(isinstance(device, str) for device in devices):
         raise ValueError("the plan was made for meshes without devices; make one for meshes that have them")
+    if any(isinstance(device, PaperDevice) for device in devices):
+        raise ValueError("the plan's devices exist only on paper; expected ones that can hold arrays")
     platforms = {device.platform for device in devices}
     if platforms == {"gpu"}:
         if transport == "host":

@@ -174,3 +174,36 @@ def assert_tree_holds(tree: Any, host: Any, shardings: Any) -> None:
     expected = zip(jax.tree.leaves(host), jax.tree.leaves(shardings), strict=True)
     for (path, leaf), (value, sharding) in zip(jax.tree.leaves_with_path(tree), expected, strict=True):
         assert_holds(leaf, value, sharding, jax.tree_util.keystr(path))
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+def replay(plan: Any, leaf: int, shape: Sequence[int], src: NamedSharding, dst: NamedSharding) -> None:
+    """Carries the moves of one leaf out on arrays of positions: every element is written once, with the right one.
+
+    A move of a later phase reads, on the rank that passes it on, only what earlier phases have written there.
+    """
+    positions = np.arange(math.prod(shape)).reshape(tuple(shape))
+    ranks = {device: rank for rank, device in enumerate(plan.devices)}
+    held = {ranks[device]: index for device, index in src.devices_indices_map(tuple(shape)).items()}
+    wanted = {ranks[device]: index for device, index in dst.devices_indices_map(tuple(shape)).items()}
+    written = {rank: np.full(positions.shape, -1) for rank in wanted}
+    source = {}
+    for rank, index in held.items():
+        source[rank] = np.full(positions.shape, -1)
+        source[rank][index] = positions[index]
+    moves = plan.moves(leaf)
+    for phase in sorted({move.phase for move in moves}):
+        before = {rank: array.copy() for rank, array in written.items()} if phase else source
+        for move in (move for move in moves if move.phase == phase):
+            box = tuple(map(slice, move.start, move.stop))
+            value = before[move.src_rank][box]
+            assert value.size > 0, f"leaf {leaf}: {move} moves nothing"
+            assert (value >= 0).all(), f"leaf {leaf}: {move} reads what rank {move.src_rank} does not have"
+            assert (written[move.dst_rank][box] < 0).all(), f"leaf {leaf}: {move} writes for the second time"
+            written[move.dst_rank][box] = value
+    for rank, index in wanted.items():
+        expected = np.full(positions.shape, -1)
+        expected[index] = positions[index]
+        assert np.array_equal(written[rank], expected), f"leaf {leaf}: rank {rank} lacks bytes, or has others"

@@ -6,7 +6,7 @@ import pytest
 from oracle import assert_tree_holds, mesh, named, put, values
 
 import jreshard
-from jreshard import _route, _tables
+from jreshard import _planner, _tables
 from jreshard._planner import Moves, plan_moves
 
 SHAPE = (24, 16, 6)
@@ -36,7 +36,7 @@ def relayed(src, dst, src_ranks, dst_ranks, *, rotation=0) -> Moves:
     ],
 )
 def test_replicas_complete_each_other(monkeypatch, src, dst, dtype):
-    monkeypatch.setattr(_route, "plan_moves", relayed)
+    monkeypatch.setattr(_planner, "plan_moves", relayed)
     monkeypatch.setattr(_tables, "_CHUNK", 2)
     (src_ids, src_spec), (dst_ids, dst_spec) = src, dst
     src_sharding = named(mesh(src_ids, x=2, y=2), *src_spec)

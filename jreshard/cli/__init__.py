@@ -13,7 +13,7 @@ from jreshard import __version__
 from jreshard.cli.errors import UsageError
 
 #: The modules with a subcommand each, in the order in which `--help` lists them.
-SUBCOMMANDS = ("demo", "try_checkpoint", "doctor", "bench")
+SUBCOMMANDS = ("demo", "try_checkpoint", "plan", "doctor", "bench")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -158,22 +158,23 @@ class FakeArenas {
     auto found = ranges_.find(base);
     if (found == ranges_.end() || found->second.kind != ArenaKind::kIpc) return kInvalidValue;
     std::memset(handle->bytes, 0, sizeof handle->bytes);
-    std::memcpy(handle->bytes + 8, &base, sizeof base);
+    std::memcpy(handle->bytes + 8, &found->second.id, sizeof found->second.id);
     return 0;
   }
   Result ipc_open(DevicePtr* base, const jreshard::cuda::IpcMemHandle& handle, unsigned flags, int process,
                   int ordinal) {
-    DevicePtr owners = 0;
-    std::memcpy(&owners, handle.bytes + 8, sizeof owners);
-    auto found = ranges_.find(owners);
-    if (found == ranges_.end() || flags != jreshard::cuda::kIpcLazyPeerAccess) return kInvalidValue;
+    uint64_t id = 0;
+    std::memcpy(&id, handle.bytes + 8, sizeof id);
+    const Range* owners = nullptr;
     for (const auto& [start, range] : ranges_) {
-      if (range.ipc == owners && range.process == process && range.access.count(ordinal)) return kAlreadyMapped;
+      if (range.kind && range.id == id) owners = &range;
+      if (range.ipc == id && range.process == process && range.access.count(ordinal)) return kAlreadyMapped;
     }
-    *base = map(0, found->second.bytes, PROT_READ | PROT_WRITE, found->second.file->get());
+    if (!owners || flags != jreshard::cuda::kIpcLazyPeerAccess) return kInvalidValue;
+    *base = map(0, owners->bytes, PROT_READ | PROT_WRITE, owners->file->get());
     Range& range = ranges_[*base];
-    range.bytes = found->second.bytes;
-    range.ipc = owners;
+    range.bytes = owners->bytes;
+    range.ipc = id;
     range.process = process;
     range.access = {ordinal};
     return 0;
@@ -204,7 +205,7 @@ class FakeArenas {
     int process = 0;
     std::shared_ptr<jreshard::Descriptor> file;
     bool mapped = false;
-    DevicePtr ipc = 0;
+    uint64_t ipc = 0;      // the id of the arena that was opened
     std::set<int> access;  // ordinals of devices
   };
 

@@ -82,6 +82,7 @@ class FakeDriver {
     table_.CtxPushCurrent = [](Context context) {
       return enter("cuCtxPushCurrent", nullptr, [&] {
         contexts_.push_back(context);
+        ++active_->pushed_;
         return 0;
       });
     };
@@ -90,6 +91,7 @@ class FakeDriver {
         if (contexts_.empty()) return kInvalidContext;
         *context = contexts_.back();
         contexts_.pop_back();
+        --active_->pushed_;
         return 0;
       });
     };
@@ -284,6 +286,11 @@ class FakeDriver {
   }
   // Contexts that this thread has pushed and not popped.
   static size_t contexts() { return contexts_.size(); }
+  // The same of all threads.
+  int contexts_of_all() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return pushed_;
+  }
   static Context context() { return contexts_.empty() ? nullptr : contexts_.back(); }
 
   // What was made and not destroyed: events, streams, pieces of memory, what was mapped of arenas, and holds of contexts.
@@ -419,6 +426,7 @@ class FakeDriver {
   std::vector<std::unique_ptr<jreshard::cuda::CUevent_st>> events_;
   std::map<DevicePtr, size_t> allocated_;
   FakeArenas arenas_;
+  int pushed_ = 0;
   std::map<std::string, int> calls_;
   std::pair<std::string, int> failing_;
 };

@@ -1,0 +1,204 @@
+"""Who sends a piece to whom: from the holders into each domain, from domain to domain, and on to the fellows there."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jreshard._balance import Balance
+from jreshard._divisions import Pair
+from jreshard._filling import WHOLE
+from jreshard._planner import among, ranges
+from jreshard._shares import Shares, positions, split
+
+_OFTEN = 32  # times that each domain passes something on, so that they come to do so alike
+
+
+@dataclass(frozen=True)
+class Legs:
+    """One row for each time that a piece goes from rank to rank.
+
+    Attributes:
+        piece: `int64[legs]`.
+        src: `int64[legs]`, a rank of the plan.
+        dst: `int64[legs]`.
+        phase: `int64[legs]`.
+    """
+
+    piece: np.ndarray
+    src: np.ndarray
+    dst: np.ndarray
+    phase: np.ndarray
+
+    def rows(self, keep: np.ndarray) -> "Legs":
+        """Those where `keep` is true."""
+        return Legs(self.piece[keep], self.src[keep], self.dst[keep], self.phase[keep])
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """One row for each domain, or group of ranks in it, that wants an overlap.
+
+    Attributes:
+        at: `int64[feeds]`, the place of the overlap among those chosen; sorted.
+        group: `int64[feeds]`, of the destination's groups.
+        near: `int64[feeds]`, the source's group in the same domain that holds it; -1 where none does.
+        position: `int64[feeds]`, how many of the same overlap and kind (near or far) come before.
+        domains: `int64[chosen overlaps]`, the far feeds of each.
+    """
+
+    at: np.ndarray
+    group: np.ndarray
+    near: np.ndarray
+    position: np.ndarray
+    domains: np.ndarray
+
+    def rows(self, keep: np.ndarray) -> "Feeds":
+        """Those where `keep` is true."""
+        return Feeds(self.at[keep], self.group[keep], self.near[keep], self.position[keep], self.domains)
+
+    def of_pieces(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Pairs (piece, feed), given the overlap of each piece."""
+        begin = np.searchsorted(self.at, at)
+        count = np.searchsorted(self.at, at, side="right") - begin
+        return np.repeat(np.arange(len(at)), count), ranges(begin, count)
+
+
+def feeds_of(pair: Pair, chosen: np.ndarray) -> Feeds:
+    """The feeds of some overlaps."""
+    at, group = pair.dst.groups.of_boxes(pair.dst_box[chosen])
+    near = pair.src.group_at[pair.src_box[chosen[at]], pair.dst.groups.domain[group]].astype(np.int64)
+    position = np.empty_like(at)
+    for kind in (near < 0, near >= 0):
+        position[kind] = positions(at[kind])
+    return Feeds(at, group, near, position, np.bincount(at[near < 0], minlength=len(chosen)))
+
+
+class Senders:
+    """Finds the sender of each piece for each rank that wants it.
+
+    The bytes of an overlap are thought of as laid out from 0 to `WHOLE`; a piece is known by its middle.
+
+    What crosses the network is sent by the holders to every domain that wants it in the first part, as long as the
+    source's `direct` share. In the rest each domain in turn has an interval that it alone gets from the holders and
+    passes on to the other domains. In either, the ranks of a domain have intervals, as `entries` says, which they take
+    in and pass on to their fellows. Where a destination box has many overlaps, each of these is passed on by some of
+    the domains only, which makes fewer pieces. What holders in the domain send is divided alike: in the first part they
+    send to each rank that reads it; in the rest each reader in turn has an interval that it alone gets and passes on.
+    """
+
+    def __init__(self, pair: Pair, balance: Balance) -> None:
+        self.pair, self.shares = pair, balance.sources(pair.src)
+        self.holders, self.near_holders = Shares(self.shares.cuts), Shares(self.shares.near_cuts)
+        self.entries = Shares(balance.entries(pair.dst))
+
+    @property
+    def options(self) -> tuple[int, int]:
+        """How many holders a box has, and how many ranks of a domain may take something in, at most."""
+        return self.shares.cuts.shape[1] - 1, self.entries.cuts.shape[1] - 1
+
+    @property
+    def relays(self) -> bool:
+        """Whether something is passed on from domain to domain, or within the domain of its holders."""
+        return bool((self.shares.direct < WHOLE).any() or (self.shares.near_direct < WHOLE).any())
+
+    @property
+    def wanters(self) -> np.ndarray:
+        """`int64[destination boxes]`: the ranks that want each."""
+        groups = self.pair.dst.groups
+        return np.bincount(groups.box, groups.size).astype(np.int64)
+
+    def parts(self, domains: np.ndarray) -> np.ndarray:
+        """How many of the domains that want an overlap pass it on, each its part."""
+        fewest = self.pair.fewest[1]  # together, so many overlaps of a box come to all domains often enough
+        parts: np.ndarray = np.minimum(domains, -(-_OFTEN * domains // fewest))
+        return parts
+
+    def legs(
+        self, chosen: np.ndarray, feeds: Feeds, at: np.ndarray, middle: np.ndarray, only: np.ndarray | None
+    ) -> Legs:
+        """The legs of pieces.
+
+        Args:
+            chosen: overlaps.
+            feeds: of these overlaps.
+            at: `int64[pieces]`, the place of each piece's overlap in `chosen`.
+            middle: `int64[pieces]`, the middle of its share.
+            only: leave out most legs that have nothing to do with these ranks.
+        """
+        if only is not None:
+            feeds = feeds.rows(self._concern(chosen, feeds, only))
+        far = self._far(chosen, feeds.rows(feeds.near < 0), at, middle)
+        near = self._near(chosen, feeds.rows(feeds.near >= 0), at, middle)
+        columns = zip(*((legs.piece, legs.src, legs.dst, legs.phase) for legs in [*far, *near]), strict=True)
+        return Legs(*(np.concatenate(column) for column in columns))
+
+    def _concern(self, chosen: np.ndarray, feeds: Feeds, ranks: np.ndarray) -> np.ndarray:
+        """The feeds that may have to do with these ranks: of their domain, of what they hold, or passed on."""
+        pair, src_box = self.pair, self.pair.src_box[chosen][feeds.at]
+        near = among(pair.dst.groups.domain[feeds.group], pair.dst.domain[ranks])
+        held = among(src_box, pair.src.box[ranks])
+        concern: np.ndarray = near | held | (self.shares.direct[src_box] < WHOLE)
+        return concern
+
+    def _far(self, chosen: np.ndarray, feeds: Feeds, at: np.ndarray, middle: np.ndarray) -> list[Legs]:
+        piece, feed = feeds.of_pieces(at)
+        src_box, u = self.pair.src_box[chosen[at[piece]]], middle[piece]
+        direct = self.shares.direct[src_box]
+        is_direct = u < direct
+        domains, overlap = feeds.domains[at[piece]], chosen[at[piece]]
+        parts = self.parts(domains)
+        turn, within = split(u - direct, WHOLE - direct, parts)
+        within = np.where(is_direct, u * WHOLE // np.maximum(direct, 1), within)
+        first = is_direct | (feeds.position[feed] == (turn + parts * self.pair.place[overlap]) % domains)
+        groups, group = self.pair.dst.groups, feeds.group[feed]
+        entry = groups.rank[groups.first[group] + self.entries.at(group, within)]
+        holder = self.holders.turned_at(src_box, within, feeds.position[feed])
+        passer = np.zeros(len(at), np.int64)
+        passer[piece[first]] = entry[first]  # read only where one domain alone is first
+        sender = np.where(first, self.pair.src.holders[src_box, holder], passer[piece])
+        of, member = groups.members(group)
+        fellow = groups.rank[member]
+        other = fellow != entry[of]
+        of, fellow = of[other], fellow[other]
+        return [
+            Legs(piece, sender, entry, np.where(first, 0, 1)),
+            Legs(piece[of], entry[of], fellow, np.where(first[of], 1, 2)),
+        ]
+
+    def _near(self, chosen: np.ndarray, feeds: Feeds, at: np.ndarray, middle: np.ndarray) -> list[Legs]:
+        piece, feed = feeds.of_pieces(at)
+        src_box = self.pair.src_box[chosen[at[piece]]]
+        of, reader, owner_of, owner = near_readers(self.pair, src_box, feeds.group[feed])
+        near, u, position = feeds.near[feed[of]], middle[piece[of]], positions(of)
+        direct = self.shares.near_direct[near]
+        is_direct = u < direct
+        turn, within = split(u - direct, WHOLE - direct, np.bincount(of, minlength=len(piece))[of])
+        within = np.where(is_direct, u * WHOLE // np.maximum(direct, 1), within)
+        first = is_direct | (position == turn)
+        groups = self.pair.src.groups
+        holder = groups.rank[groups.first[near] + self.near_holders.turned_at(near, within, position)]
+        passer = np.zeros(len(piece), np.int64)
+        passer[of[first]] = reader[first]  # read only where one reader alone is first
+        return [
+            Legs(piece[owner_of], owner, owner, np.zeros(len(owner), np.int64)),
+            Legs(piece[of], np.where(first, holder, passer[of]), reader, np.where(first, 0, 1)),
+        ]
+
+
+def near_readers(
+    pair: Pair, src_box: np.ndarray, group: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The members of groups: those that must read a source box, and those that have it.
+
+    Args:
+        pair: the divisions.
+        src_box: `int64[groups]`.
+        group: `int64[groups]`, of the destination's groups.
+
+    Returns:
+        The place in `group` and the rank of each reader; the same of each rank that has it.
+    """
+    of, member = pair.dst.groups.members(group)
+    rank = pair.dst.groups.rank[member]
+    has = pair.src.box[rank] == src_box[of]
+    return of[~has], rank[~has], of[has], rank[has]

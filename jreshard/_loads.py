@@ -1,0 +1,88 @@
+"""What every rank and every link carries, added up over flows."""
+
+from functools import cached_property
+
+import numpy as np
+
+from jreshard._planner import largest
+from jreshard._topology import Placement
+
+LOCAL, NEAR, FAR = range(3)  # within a rank, within a domain, across the network
+LINKS = ("local", "nvlink", "network")
+_PHASES = 3
+
+
+class Loads:
+    """Bytes and messages by phase, kind of link and rank.
+
+    Attributes:
+        placement: where the ranks sit.
+        sent: `int64[phases, links, ranks]`, bytes that each rank sends; `links` are `LINKS`.
+        received: the same for what it receives.
+        boxes_sent: the same, counting boxes.
+        boxes_received: likewise.
+        packed: bytes that cross the network in boxes that are not one run of memory on both sides.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        shape = (_PHASES, len(LINKS), len(placement.domain))
+        self.sent, self.received = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self.boxes_sent, self.boxes_received = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self.packed = 0
+
+    def add(
+        self,
+        src: np.ndarray,
+        dst: np.ndarray,
+        phase: np.ndarray,
+        nbytes: np.ndarray,
+        *,
+        times: int = 1,
+        boxes: int = 1,
+        strided: np.ndarray | None = None,
+    ) -> None:
+        """Adds flows between ranks of the plan, each `times` over; each is so many `boxes`."""
+        domain = self.placement.domain
+        link = np.where(src == dst, LOCAL, np.where(domain[src] == domain[dst], NEAR, FAR))
+        row = (phase * len(LINKS) + link) * len(domain)
+        for nbytes_of, boxes_of, rank in (
+            (self.sent, self.boxes_sent, src),
+            (self.received, self.boxes_received, dst),
+        ):
+            # Sums of whole numbers below 2 ** 53 are exact in float64.
+            weights = np.bincount(row + rank, nbytes, nbytes_of.size).reshape(nbytes_of.shape)
+            nbytes_of += weights.astype(np.int64) * times
+            boxes_of += np.bincount(row + rank, minlength=boxes_of.size).reshape(boxes_of.shape) * (times * boxes)
+        if strided is not None:
+            self.packed += int(nbytes[strided & (link == FAR)].sum()) * times
+
+    @property
+    def phases(self) -> int:
+        """Phases that have something to move."""
+        used = self.boxes_received.any(axis=(1, 2))
+        return largest(np.flatnonzero(used) + 1)
+
+    def total(self, link: int) -> int:
+        """Bytes that go over links of a kind."""
+        return int(self.received[:, link].sum())
+
+    def boxes(self, link: int) -> int:
+        """Boxes that go over links of a kind."""
+        return int(self.boxes_received[:, link].sum())
+
+    @cached_property
+    def port_sent(self) -> np.ndarray:
+        """`int64[phases, ports]`: bytes that each network card sends."""
+        return self._by_port(self.sent)
+
+    @cached_property
+    def port_received(self) -> np.ndarray:
+        """`int64[phases, ports]`: bytes that each network card receives."""
+        return self._by_port(self.received)
+
+    def _by_port(self, by_rank: np.ndarray) -> np.ndarray:
+        out = np.zeros((_PHASES, self.placement.num_ports), np.int64)
+        for phase in range(_PHASES):
+            np.add.at(out[phase], self.placement.port, by_rank[phase, FAR])
+        return out
