@@ -193,8 +193,8 @@ class Pair:
     def of_ranks(self, ranks: Sequence[int] | np.ndarray) -> np.ndarray:
         """The overlaps that one of these ranks may read or write."""
         src, dst = self.src.box[ranks], self.dst.box[ranks]
-        (found,) = np.nonzero(among(self.src_box, src[src >= 0]) | among(self.dst_box, dst[dst >= 0]))
-        return found
+        concerned = among(self.src_box, src[src >= 0]) | among(self.dst_box, dst[dst >= 0])
+        return np.flatnonzero(concerned)
 
 
 def _places(box: np.ndarray) -> np.ndarray:
