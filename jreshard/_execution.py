@@ -25,6 +25,10 @@ from jreshard._transform import SourceTransform
 _RESULTS_KNOWN = 4  # as many buffers as a caller may use in turn without slow checks
 
 
+_HEAD_START = 64  # leaves that go ahead
+_HEAD_START_BYTES = 1 << 28  # of a route that is worth it: launching it takes as long as copying some hundred MB
+
+
 @dataclass(frozen=True)
 class _Leg:
     """A route made ready to run: its launcher, and which of its leaves lie outside the memory that computations use."""
@@ -77,10 +81,11 @@ class Execution:
         with self._lock:
             legs = self._legs.get(transport)
             if legs is None:
-                legs = self._legs[transport] = [self._leg(route, transport) for route in self._routes]
+                parts = [part for route in self._routes for part in _parts(route, transport)]
+                legs = self._legs[transport] = [self._leg(part, transport) for part in parts]
             for leg in legs:
                 leg.launcher.compile(into=into is not None)
-        if len(legs) > 1:
+        if len(self._routes) > 1:
             # JAX would refuse other device-local layouts as well, but by then a leg before may have moved.
             _check_layouts([*leaves, *(into or [])])
         made = leaves if self._transform is None else self._transform(leaves)
@@ -176,6 +181,20 @@ def _place_shards(value: np.ndarray, sharding: NamedSharding) -> Array:
         value.shape, sharding, lambda index: value[index].copy(), dtype=value.dtype
     )
     return shards
+
+
+def _parts(route: Route, transport: str) -> list[Route]:
+    """The route in the parts in which it is launched.
+
+    Within a process GPUs copy while the host launches: the largest leaves go ahead, and the others are launched
+    meanwhile.
+    """
+    sizes = np.array([route.kinds[kind].nbytes for kind in route.kind_of])
+    alone = all(device.process_index == route.devices[0].process_index for device in route.devices)
+    if transport != "p2p" or not alone or len(sizes) < 2 * _HEAD_START or sizes.sum() < _HEAD_START_BYTES:
+        return [route]
+    largest_first = np.argsort(-sizes, kind="stable")
+    return [route.part(sorted(some.tolist())) for some in np.split(largest_first, [_HEAD_START])]
 
 
 @partial(jax.jit, donate_argnums=0, keep_unused=True)

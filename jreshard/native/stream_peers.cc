@@ -118,9 +118,12 @@ std::shared_ptr<FlagPage> StreamPeers::page_of(int process) {
     const uint64_t serial = neighbour == neighbours_.end() ? 0 : neighbour->second->serial;
     auto sent = placement_.peers->flags(process, serial, placement_.key);
     if (!sent) throw std::runtime_error("jreshard: " + name(process) + " has not sent its page of flags");
-    Page& page = pages_[process];
-    if (page.sent != sent) page = {sent, std::make_shared<FlagPage>(sent->duplicate(), page_size())};
-    found = page.flags;
+    auto page = pages_.find(process);
+    if (page == pages_.end() || page->second.sent != sent) {
+      Page fresh{sent, std::make_shared<FlagPage>(sent->duplicate(), page_size())};
+      page = pages_.insert_or_assign(process, std::move(fresh)).first;
+    }
+    found = page->second.flags;
   }
   found->attach(driver_);  // not with the lock held: it is needed to let streams go, for which the driver may wait
   return found;
