@@ -2,7 +2,11 @@
 
 from importlib.metadata import version as _version
 
+from jreshard._control import MismatchError as MismatchError
+from jreshard._control import PeerLost as PeerLost
+from jreshard._control import PeerTimeout as PeerTimeout
 from jreshard._figures import Figures as Figures
+from jreshard._native import TransferError as TransferError
 from jreshard._paper import PaperDevice as PaperDevice
 from jreshard._paper import paper_devices as paper_devices
 from jreshard._plan import Move as Move

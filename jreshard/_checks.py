@@ -20,7 +20,7 @@ def check_timeout(timeout: float) -> None:
     """Refuses timeouts that are none."""
     if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
         raise TypeError(f"timeout is {timeout!r}; expected seconds, a positive number")
-    if not (math.isfinite(timeout) and timeout > 0):
+    if not (0 < timeout < math.inf):
         raise ValueError(f"timeout is {timeout!r}; expected a finite positive number of seconds")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jreshard import _nccl
-from jreshard._native import ERROR_BYTES, library, ordinals_of
+from jreshard._native import ERROR_BYTES, library, ordinals_of, told
 
 _ID_BYTES = 128
 
@@ -42,7 +42,7 @@ class Communicator:
         if not self._lib.jreshard_nccl_join(
             path, unique_id, len(devices), ordinals.ctypes.data, timeout, ctypes.byref(handle), error, ERROR_BYTES
         ):
-            raise RuntimeError(error.value.decode())
+            raise RuntimeError(told(error))
         self.handle = handle.value
         self._finalizer = weakref.finalize(self, self._lib.jreshard_nccl_close, self.handle)
 
@@ -66,7 +66,7 @@ class Communicator:
             return
         flat, error = np.array(new, np.int32), ctypes.create_string_buffer(ERROR_BYTES)
         if not self._lib.jreshard_nccl_warm_up(self.handle, flat.ctypes.data, len(new), timeout, error, ERROR_BYTES):
-            raise RuntimeError(error.value.decode())
+            raise RuntimeError(told(error))
         self._connected.update(new)
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ def unique_id() -> bytes:
         raise RuntimeError("NCCL_COMM_ID is set, which would join all communicators into one; unset it")
     lib, out, error = library(), ctypes.create_string_buffer(_ID_BYTES), ctypes.create_string_buffer(ERROR_BYTES)
     if not lib.jreshard_nccl_unique_id(_nccl.find().path.encode(), out, error, ERROR_BYTES):
-        raise RuntimeError(f"jreshard: {error.value.decode()}")
+        raise RuntimeError(told(error))
     return out.raw
 
 

@@ -72,38 +72,49 @@ class NcclConnection:
 
     def meet(self, what: str, deadline: Deadline) -> tuple[Exchange, int]:
         """As `PullConnection.meet`; makes the communicator anew where a process has none that is of use."""
-        communicator, call = self._meet(what, deadline)
-        if self._exchange is None or self._exchange.broken or communicator is not self._communicator:
-            self.close()
-            self._communicator = communicator
-            nccl_path = communicator.handle, self._staging
-            self._exchange = Exchange(self.key, self._route.table, self._route.devices, nccl_path)
-        return self._exchange, call
-
-    def _meet(self, what: str, deadline: Deadline) -> tuple[Communicator, int]:
         found = communicator_over(self._route.devices)
+        ready = found is not None and found is self._communicator and not self._opened.broken
         facts = {
             "call": Exchange.next_call(),
             "NCCL": ".".join(map(str, self._nccl.version)),
             _STAGING_VARIABLE: self._staging >> 20,
             "communicator": found and found.name,
+            "ready": ready,
         }
         answers = self._party.agree(f"{what}, over NCCL", facts, deadline)
-        call = max(answer["call"] for answer in answers.values())
         for fact in ("NCCL", _STAGING_VARIABLE):
             _check_same(fact, {process: answer[fact] for process, answer in answers.items()})
-        if found is not None and all(answer["communicator"] == found.name for answer in answers.values()):
-            if not found.lacks(self._route.pairs):
-                return found, call
-        else:
-            found = None
-        unique = unique_id().hex() if found is None and self._party.leads else None
-        ids = self._party.agree("connect over NCCL", unique, deadline)
-        with self._party.all_or_none("connected over NCCL", deadline):
-            if found is None:
-                found = join(self._route.devices, bytes.fromhex(ids[self._party.processes[0]]), deadline.left)
-            found.connect(self._route.pairs, deadline.left)
-        return found, call
+        if not all(answer["ready"] for answer in answers.values()):
+            shared = found is not None and all(answer["communicator"] == found.name for answer in answers.values())
+            self._prepare(found if shared else None, deadline)
+        return self._opened, max(answer["call"] for answer in answers.values())
+
+    def _prepare(self, found: Communicator | None, deadline: Deadline) -> None:
+        """Joins a new communicator where none is given, connects it, and opens the exchange: in all processes, or none.
+
+        Nothing is left to allocate when the transfer starts.
+        """
+        unique = b""
+        if found is None:
+            leads = self._party.leads
+            ids = self._party.all_or_none("find NCCL", lambda: unique_id().hex() if leads else None, deadline)
+            unique = bytes.fromhex(ids[self._party.processes[0]])
+
+        def prepare() -> None:
+            joined = found or join(self._route.devices, unique, deadline.left)
+            joined.connect(self._route.pairs, deadline.left)
+            self.close()
+            path = joined.handle, self._staging
+            self._exchange = Exchange(self.key, self._route.table, self._route.devices, path)
+            self._communicator = joined
+
+        self._party.all_or_none("connect over NCCL", prepare, deadline)
+
+    @property
+    def _opened(self) -> Exchange:
+        if self._exchange is None:
+            raise RuntimeError("jreshard: the exchange over NCCL is not open")
+        return self._exchange
 
     def close(self) -> None:
         """Forgets the exchange; the communicator stays while other routes use it."""

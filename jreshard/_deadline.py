@@ -3,6 +3,8 @@
 import time
 from dataclasses import dataclass
 
+_LONGEST = 1e8
+
 
 @dataclass(frozen=True)
 class Deadline:
@@ -18,7 +20,8 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> "Deadline":
-        """The deadline that many seconds from now."""
+        """The deadline that many seconds from now; at most some years, which is what clocks can take."""
+        seconds = min(seconds, _LONGEST)
         return cls(seconds, time.monotonic() + seconds)
 
     @property

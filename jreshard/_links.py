@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jreshard._deadline import Deadline
-from jreshard._native import connect_process, is_connected
+from jreshard._native import connect_process, disconnect_process, is_connected
 from jreshard._party import Party
 
 _NAME_BYTES = 16
@@ -50,12 +50,15 @@ def mend(party: Party, said: Mapping[int, Mapping[str, Any]], deadline: Deadline
         return
     with _listener() as listener:
         addresses = party.agree("link the processes", listener.getsockname().hex(), deadline)
-        with party.all_or_none("linked the processes", deadline):
+
+        def link() -> None:
             for low, high in pairs:
                 if high == party.process:
                     _connect(low, bytes.fromhex(addresses[low]), party.process, deadline)
             for _ in range(sum(low == party.process for low, _ in pairs)):
                 _accept(listener, party.processes, deadline)
+
+        party.all_or_none("link the processes of this machine", link, deadline)
 
 
 def _same_link(one: str | None, other: str | None) -> bool:
@@ -108,5 +111,6 @@ def _check_user(link: socket.socket, process: int) -> None:
 
 
 def _hand_over(link: socket.socket, process: int, name: bytes) -> None:
+    disconnect_process(process)  # should this side not know yet that the last link has ended
     connect_process(process, link, f"process {process}")
     _names[process] = name.hex()

@@ -96,6 +96,11 @@ def library() -> ctypes.CDLL:
     return lib
 
 
+def told(error: ctypes.Array[ctypes.c_char]) -> str:
+    """What the core says went wrong; it names the package where the text may also reach users by way of XLA."""
+    return "jreshard: " + error.value.decode(errors="replace").removeprefix("jreshard: ")
+
+
 def connect_process(process: int, link: socket.socket, name: str) -> None:
     """Links this process with another of the same user on this machine, whose arrays are then read directly.
 
@@ -113,14 +118,14 @@ def connect_process(process: int, link: socket.socket, name: str) -> None:
     error = ctypes.create_string_buffer(ERROR_BYTES)
     this = jax.process_index()
     if not library().jreshard_connect(this, process, link.fileno(), name.encode(), error, ERROR_BYTES):
-        raise RuntimeError(f"jreshard: {error.value.decode()}")
+        raise RuntimeError(told(error))
 
 
 def disconnect_process(process: int) -> None:
     """Ends the link with another process, if there is one; transfers under way that need it fail."""
     error = ctypes.create_string_buffer(ERROR_BYTES)
     if not library().jreshard_disconnect(jax.process_index(), process, error, ERROR_BYTES):
-        raise RuntimeError(f"jreshard: {error.value.decode()}")
+        raise RuntimeError(told(error))
 
 
 def is_connected(process: int) -> bool:
@@ -177,7 +182,7 @@ class Exchange:
                 ERROR_BYTES,
             )  # fmt: skip
         if not opened:
-            raise RuntimeError(f"jreshard: {error.value.decode()}")
+            raise RuntimeError(told(error))
 
     @staticmethod
     def next_call() -> int:
@@ -196,7 +201,7 @@ class Exchange:
         """
         error = ctypes.create_string_buffer(ERROR_BYTES)
         if not self._lib.jreshard_begin(self.key, call, min(timeout, _LONGEST_SECONDS), error, ERROR_BYTES):
-            raise ExchangeBroken(f"jreshard: {error.value.decode()}")
+            raise ExchangeBroken(told(error))
 
     @property
     def broken(self) -> bool:
@@ -211,7 +216,7 @@ class Exchange:
         """
         error = ctypes.create_string_buffer(ERROR_BYTES)
         if not self._lib.jreshard_wait(self.key, call, error, ERROR_BYTES):
-            raise TransferError(error.value.decode())
+            raise TransferError(told(error))
 
     def release_now(self, call: int) -> bool:
         """Whether every reader of the call is done already; if so, no release is to follow."""

@@ -57,25 +57,29 @@ class Party:
             return {self.process: facts}
         return self._joined(deadline).gather(what, facts, deadline.left)
 
-    @contextmanager
-    def all_or_none(self, what: str, deadline: Deadline) -> Iterator[None]:
-        """A body that succeeds in all processes, or raises in all: where it fails here, the others are told why.
+    def all_or_none(self, what: str, action: Callable[[], Any], deadline: Deadline) -> dict[int, Any]:
+        """What `action` returns in each process, if it succeeds in all; else all raise, and know why.
 
         Args:
-            what: what the body has done, in the past tense.
-            deadline: when this process gives up.
+            what: what the action does, in words.
+            action: returns what JSON can express.
+            deadline: when this process gives up waiting for the others.
 
         Raises:
-            RuntimeError: the body failed in another process.
+            RuntimeError: the action failed in another process.
         """
         try:
-            yield
+            done = action()
         except Exception as error:
-            self.agree(what, str(error), deadline)
-            raise
-        failed = {p: reason for p, reason in self.agree(what, None, deadline).items() if reason is not None}
+            try:
+                self.agree(what, {"failed": str(error)}, deadline)
+            finally:
+                raise error
+        answers = self.agree(what, {"done": done}, deadline)
+        failed = [f"process {process}: {answer['failed']}" for process, answer in answers.items() if "failed" in answer]
         if failed:
-            raise RuntimeError("; ".join(f"process {process}: {reason}" for process, reason in failed.items()))
+            raise RuntimeError(f"jreshard: {what} failed; {'; '.join(failed)}")
+        return {process: answer["done"] for process, answer in answers.items()}
 
     @contextmanager
     def news(self, deadline: Deadline) -> Iterator["News"]:
@@ -112,14 +116,13 @@ class News:
         """Takes a failure in, from whatever thread."""
         with self._lock:
             self._heard.append(reason)
-            if self._abort is not None:
-                self._pass_on()
+        self._pass_on()
 
     def forward(self, call: int, abort: Callable[[int, str], None]) -> None:
         """From now on calls `abort(call, reason)` when the call has failed elsewhere, or a process is gone."""
         with self._lock:
             self._call, self._abort = call, abort
-            self._pass_on()
+        self._pass_on()
 
     def tell(self, call: int, reason: str) -> None:
         """Tells the other processes that the call has failed here."""
@@ -127,9 +130,13 @@ class News:
             self._group.fail(f"{_TAG}{call}: {reason}")
 
     def _pass_on(self) -> None:
-        abort = self._abort
-        assert abort is not None, "forward comes first"
-        for reason in self._heard:
-            if _TAG not in reason or f"{_TAG}{self._call}: " in reason:
-                abort(self._call, f"jreshard: {reason}")
-        self._heard.clear()
+        with self._lock:
+            if self._abort is None:
+                return
+            call, abort, heard = self._call, self._abort, self._heard
+            self._heard = []
+        for reason in heard:
+            tag = reason.find(_TAG)  # the first one is of who told; more may stand in what was told
+            if tag < 0 or reason.startswith(f"{_TAG}{call}: ", tag):
+                # Aborting may take seconds, which the thread that hears has not.
+                threading.Thread(target=abort, args=(call, f"jreshard: {reason}"), daemon=True).start()

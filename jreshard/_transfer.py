@@ -37,8 +37,9 @@ def transfer(
     """Moves a tree of arrays to other shardings, on the same devices or on others.
 
     Each byte that a destination device needs and does not hold is read once, from one source device that holds it.
-    Like all of JAX it returns at once; the arrays become ready later, or raise what went wrong when they are used.
-    Work queued on the arrays before is seen, work queued after sees the result.
+    Within a process it returns at once, like all of JAX; the arrays become ready later, or raise what went wrong when
+    they are used. With `"nccl"`, and between GPUs of several processes, it returns when it has ended. Work queued on
+    the arrays before is seen, work queued after sees the result.
 
     Args:
         params: any pytree of `jax.Array`s. NumPy arrays and Python numbers in it are placed on the destination.
@@ -53,7 +54,8 @@ def transfer(
             Its identity is part of the cache key: pass the same function each time.
         verify: compare position-dependent checksums of both sides; waits for the result.
         timeout: seconds after which a transfer that has not ended fails, naming the devices that it waited for.
-        transport: `"auto"`, which is `"host"` on CPU devices and `"p2p"` (copy engines) on GPUs.
+        transport: `"host"` between CPU devices, `"p2p"` (copy engines) between GPUs of one host, `"nccl"` between any
+            GPUs; `"auto"` takes the first of these that works.
 
     Returns:
         The tree, each leaf with exactly the sharding that `dst_sharding` gives it.
@@ -62,6 +64,10 @@ def transfer(
         ValueError: leaves, shardings or options do not fit; every bad leaf is named by its path. Nothing has moved.
         TypeError: likewise, where all the faults are ones of type.
         VerificationError: with `verify`, the destination differs from the source.
+        TransferError: the transfer failed, where that is known before the call returns.
+        MismatchError: the processes that take part are about to do different things; nothing has moved.
+        PeerTimeout: another process has not come in time.
+        PeerLost: another process has died.
 
     Example:
         >>> trainer = jax.make_mesh((2, 2), ("fsdp", "tp"), devices=jax.devices()[:4])  # doctest: +SKIP

@@ -17,14 +17,14 @@ TRANSPORTS = ("auto", "nccl", "p2p", "host")
 UNEXPORTABLE = frozenset({"cuda_async"})
 
 _log = logging.getLogger(__name__)
-_agreed: dict[tuple[int, ...], str] = {}  # what "auto" is between the GPUs of these processes
+_agreed: dict[tuple[Any, ...], str] = {}  # what "auto" is between these GPUs of several processes
 
 
 def choose_transport(transport: str, devices: Sequence[Any], deadline: Deadline) -> str:
     """The transport that `transport` stands for between these devices: `"host"`, `"p2p"` or `"nccl"`.
 
-    Between GPUs of several processes `"auto"` has to be agreed on, once for each set of processes: all of them call
-    this with the same arguments.
+    Between GPUs of several processes `"auto"` has to be agreed on, once for each set of devices: all their
+    processes call this with the same arguments.
 
     Raises:
         ValueError: it is unknown, or does not reach all of the devices.
@@ -56,14 +56,14 @@ def _between_gpus(devices: Sequence[Any], deadline: Deadline) -> str:
     fault = _peer_fault(tuple(sorted(d.local_hardware_id for d in devices if d.process_index == party.process)))
     if party.alone:
         return _fall_back(fault) if fault else "p2p"
-    if party.processes not in _agreed:
+    if tuple(devices) not in _agreed:
         mine = {"machine": _links.facts()["machine"], "fault": fault or _lending_fault()}
         said = party.agree("choose the transport between GPUs", mine, deadline)
         faults = [f"process {process}: {answer['fault']}" for process, answer in said.items() if answer["fault"]]
         if len({answer["machine"] for answer in said.values()}) > 1:
             faults.append("the processes run on several machines or in several containers")
-        _agreed[party.processes] = _fall_back("; ".join(faults)) if faults else "p2p"
-    return _agreed[party.processes]
+        _agreed[tuple(devices)] = _fall_back("; ".join(faults)) if faults else "p2p"
+    return _agreed[tuple(devices)]
 
 
 def _fall_back(reason: str) -> str:

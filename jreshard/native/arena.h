@@ -67,8 +67,8 @@ class ArenaImports {
   struct Import {
     Arena arena;
     Descriptor handle;
-    cuda::DevicePtr mapped = 0;  // for all devices
-    std::set<int> devices = {};  // that may reach it
+    cuda::DevicePtr mapped = 0;                  // for all devices
+    std::set<int> devices = {};                  // that may reach it
     std::map<int, cuda::DevicePtr> opened = {};  // of the older kind, by device
 
     bool used() const { return mapped || !opened.empty(); }

@@ -30,9 +30,7 @@ Descriptor make(size_t bytes) {
 
 }  // namespace
 
-FlagPage::FlagPage(size_t count) : page_(make(whole_pages(count))), count_(count), bytes_(whole_pages(count)) {
-  map();
-}
+FlagPage::FlagPage(size_t count) : page_(make(whole_pages(count))), count_(count), bytes_(whole_pages(count)) { map(); }
 
 FlagPage::FlagPage(Descriptor page, size_t count) : page_(std::move(page)), count_(count), bytes_(whole_pages(count)) {
   struct stat status;

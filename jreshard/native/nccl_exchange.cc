@@ -103,14 +103,18 @@ void NcclExchange::abort(CallId id, const std::string& reason) { fail(id, reason
 void NcclExchange::abort_all(const std::string& reason) { fail(std::nullopt, reason); }
 
 bool NcclExchange::fail(std::optional<CallId> id, const std::string& reason) {
+  bool first = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!call_ || (id && call_->id != *id) || !call_->error.empty()) return false;
-    broken_ = call_->error = reason;
-    Watchdog::shared().cancel(call_->ticket);
+    if (!call_ || (id && call_->id != *id)) return false;
+    first = call_->error.empty();
+    if (first) {
+      broken_ = call_->error = reason;
+      Watchdog::shared().cancel(call_->ticket);
+    }
   }
-  communicator_->abort(reason);
-  return true;
+  communicator_->abort(reason);  // or wait until another's abort is over
+  return first;
 }
 
 // On the watchdog's thread, at the deadline: threads that enqueue may be held up by a device whose queue is full, so
@@ -137,13 +141,19 @@ bool NcclExchange::finished() const {
   return true;
 }
 
-// With the lock held. Empty where no device is late.
+// With the lock held. Names the devices that have not been launched, for which others may wait; else those that are not
+// done. Empty where there are none.
 std::string NcclExchange::late(bool ask_devices) const {
   std::string names;
+  const auto name = [&](int rank, const char* more) {
+    names += (names.empty() ? "" : ", ") + rank_names_[rank] + more;
+  };
   for (const auto& [rank, device] : devices_) {
-    const bool launched = device.launches_left == 0;
-    if (launched && !(ask_devices && driver_.EventQuery(device.done) == cuda::kNotReady)) continue;
-    names += (names.empty() ? "" : ", ") + rank_names_[rank] + (launched ? "" : " (not launched)");
+    if (device.launches_left > 0) name(rank, " (not launched)");
+  }
+  const bool ask = ask_devices && names.empty();
+  for (const auto& [rank, device] : devices_) {
+    if (ask && driver_.EventQuery(device.done) == cuda::kNotReady) name(rank, "");
   }
   if (names.empty()) return names;
   return "jreshard: transfer timed out after " + std::to_string(call_->timeout_s) +

@@ -73,7 +73,7 @@ class NcclExchange : public GpuExchange, public std::enable_shared_from_this<Ncc
   using Targets = std::vector<void*>;
 
   void destroy_events();
-  // Fails the open call, if it has that id and has not failed before; returns whether it did.
+  // Fails the open call, if it has that id; returns, after the abort, whether it had not failed before.
   bool fail(std::optional<CallId> id, const std::string& reason);
   void expire(CallId id);
   bool ended(CallId id);

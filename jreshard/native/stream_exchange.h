@@ -73,7 +73,7 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
     std::vector<bool> told;                           // [slot]: a rank of another process has published
     std::vector<cuda::Event> ends;                    // after each receive and release, where others take part
     std::vector<std::pair<int, cuda::Event>> events;  // (rank, event) of all that was enqueued; used again afterwards
-    int launching = 0;  // handlers that are at work on it
+    int launching = 0;                                // handlers that are at work on it
     std::string error;
   };
   using CallPtr = std::shared_ptr<Call>;

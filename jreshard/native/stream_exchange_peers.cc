@@ -10,6 +10,8 @@ namespace jreshard {
 namespace {
 
 constexpr std::chrono::microseconds kPoll(20);
+// How long the reason may take that another process gives for giving up.
+constexpr std::chrono::milliseconds kNewsPatience(500);
 // How long a failed call waits for its streams to come to their ends.
 constexpr std::chrono::seconds kDrainPatience(5);
 
@@ -97,7 +99,12 @@ void StreamExchange::wait(CallId id) {
       }
       pause(lock);
     }
-    if (call->error.empty()) peers_->check_read();
+    if (const std::string fault = peers_->fault(id); call->error.empty() && !fault.empty()) {
+      // Who has given up has said why before.
+      const auto patience = Clock::now() + kNewsPatience;
+      while (call->error.empty() && Clock::now() < patience) pause(lock);
+      fail(*call, fault);
+    }
   } catch (const std::runtime_error& error) {
     fail(*call, error.what());
   }

@@ -27,11 +27,7 @@ Arena described(const Message& message) {
 
 StreamPeers::StreamPeers(const CopyPlan& plan, Placement placement, std::map<int, int> ordinals,
                          const cuda::Driver& driver)
-    : plan_(plan),
-      placement_(std::move(placement)),
-      ordinals_(std::move(ordinals)),
-      driver_(driver),
-      exports_(driver) {
+    : plan_(plan), placement_(std::move(placement)), ordinals_(std::move(ordinals)), driver_(driver), exports_(driver) {
   if (!ordinals_.empty()) device_.emplace(driver_, ordinals_.begin()->second);
   for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
     for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) {
@@ -108,7 +104,7 @@ std::shared_ptr<StreamPeers::Neighbour> StreamPeers::held(int process) {
   return found->second;
 }
 
-std::shared_ptr<FlagPage> StreamPeers::page_of(int process) {
+std::shared_ptr<FlagPage> StreamPeers::page_of(int process, CallId id) {
   std::shared_ptr<FlagPage> found;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -117,12 +113,18 @@ std::shared_ptr<FlagPage> StreamPeers::page_of(int process) {
     auto neighbour = neighbours_.find(process);
     const uint64_t serial = neighbour == neighbours_.end() ? 0 : neighbour->second->serial;
     auto sent = placement_.peers->flags(process, serial, placement_.key);
-    if (!sent) throw std::runtime_error("jreshard: " + name(process) + " has not sent its page of flags");
+    if (!sent) {
+      const bool gone = placement_.peers->link_serial(process) != serial;
+      throw std::runtime_error("jreshard: " + name(process) +
+                               (gone ? " is not linked to this process any more" : " has not sent its page of flags"));
+    }
     auto page = pages_.find(process);
     if (page == pages_.end() || page->second.sent != sent) {
-      Page fresh{sent, std::make_shared<FlagPage>(sent->duplicate(), page_size())};
+      Page fresh{std::move(sent), nullptr};
+      fresh.flags = std::make_shared<FlagPage>(fresh.sent->duplicate(), page_size());
       page = pages_.insert_or_assign(process, std::move(fresh)).first;
     }
+    page->second.call = id;
     found = page->second.flags;
   }
   found->attach(driver_);  // not with the lock held: it is needed to let streams go, for which the driver may wait
@@ -166,7 +168,7 @@ void StreamPeers::publish(CallId id, int rank, int chunk, int phase, const std::
 }
 
 void StreamPeers::await_ready(CallId id, int source, int chunk, int phase, cuda::Stream stream) {
-  wait(stream, page_of(placement_.process_of[source])->address(ready_flag(chunk, phase, source)), id);
+  wait(stream, page_of(placement_.process_of[source], id)->address(ready_flag(chunk, phase, source)), id);
 }
 
 const void* StreamPeers::translate(int source, const void* address, int reader) {
@@ -181,7 +183,7 @@ const void* StreamPeers::translate(int source, const void* address, int reader) 
 
 void StreamPeers::tell_read(CallId id, int reader, int chunk, int phase, cuda::Stream stream) {
   for (int process : processes_of(plan_.sources(chunk, reader, phase))) {
-    write(stream, page_of(process)->address(read_flag(chunk, phase, reader)), id);
+    write(stream, page_of(process, id)->address(read_flag(chunk, phase, reader)), id);
   }
 }
 
@@ -191,19 +193,22 @@ void StreamPeers::await_readers(CallId id, int source, int chunk, int phase, cud
   }
 }
 
-void StreamPeers::check_read() {
+std::string StreamPeers::fault(CallId id) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if ((*page_)[mark()].load()) throw std::runtime_error("jreshard: a process has given up while it read");
+  if ((*page_)[mark()].load()) return "jreshard: a process has given up while it read";
   for (auto& [process, page] : pages_) {
-    if ((*page.flags)[mark()].load()) {
-      throw std::runtime_error("jreshard: " + name(process) + " has given up while it was read from");
-    }
+    if (page.call != id || !(*page.flags)[mark()].load()) continue;
+    return "jreshard: " + name(process) + " has given up while it was read from";
   }
+  return "";
 }
 
 bool StreamPeers::needs(CallId id, int process) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if ((*page_)[mark()].load()) return true;
   auto theirs = pages_.find(process);
+  // In a page of earlier calls flags mean nothing, nor do they in one that was given up.
+  const bool told = theirs != pages_.end() && theirs->second.call == id && !(*theirs->second.flags)[mark()].load();
   for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
     for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) {
       for (int phase = 0; phase < plan_.num_phases(); ++phase) {
@@ -211,7 +216,7 @@ bool StreamPeers::needs(CallId id, int process) {
         for (int source : plan_.sources(chunk, rank, phase)) {
           const int from = placement_.process_of[source];
           if (local(rank) && from == process) {
-            if (theirs == pages_.end() || (*theirs->second.flags)[flag].load() < number(id)) return true;
+            if (!told || (*theirs->second.flags)[flag].load() < number(id)) return true;
           } else if (local(source) && placement_.process_of[rank] == process) {
             if ((*page_)[flag].load() < number(id)) return true;
           }

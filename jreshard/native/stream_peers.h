@@ -57,9 +57,9 @@ class StreamPeers {
   // Has the stream of a local source wait for its readers in other processes.
   void await_readers(CallId id, int source, int chunk, int phase, cuda::Stream stream);
 
-  // When the streams have come to their ends: whether they had what they waited for. Throws std::runtime_error where a
-  // process has given up meanwhile.
-  void check_read();
+  // When the streams have come to their ends: who has given up meanwhile, so that they may have had what they waited
+  // for too early; or empty text.
+  std::string fault(CallId id);
   // Whether the call cannot end well without a process: it has still to be read from, or to read.
   bool needs(CallId id, int process);
   // Tells the others that the call has failed, `origin` being the process where it did, and lets all streams go.
@@ -77,6 +77,7 @@ class StreamPeers {
   struct Page {
     std::shared_ptr<const Descriptor> sent;
     std::shared_ptr<FlagPage> flags;
+    CallId call = 0;  // the last that has used it
   };
 
   size_t slots() const { return static_cast<size_t>(plan_.num_chunks()) * plan_.num_phases() * plan_.num_ranks(); }
@@ -92,8 +93,8 @@ class StreamPeers {
   // The one that the calls under way use.
   std::shared_ptr<Neighbour> held(int process);
   void renew_page();
-  // The page of another process, which has sent it before it published.
-  std::shared_ptr<FlagPage> page_of(int process);
+  // The page of another process, which has sent it before it published in this call.
+  std::shared_ptr<FlagPage> page_of(int process, CallId id);
   void lend(int process, const std::vector<const void*>& arrays);
   void write(cuda::Stream stream, cuda::DevicePtr flag, CallId id);
   void wait(cuda::Stream stream, cuda::DevicePtr flag, CallId id);
@@ -110,10 +111,10 @@ class StreamPeers {
   std::mutex mutex_;
   int calls_ = 0;
   CallId last_call_ = 0;
-  bool gone_ = false;                                      // has let go: no other page may be taken up
-  std::unique_ptr<FlagPage> page_;                         // changes between calls only
-  std::map<int, Page> pages_;                              // of other processes
-  std::map<int, uint64_t> greeted_;                        // by process: the link over which it has got the own page
+  bool gone_ = false;                                     // has let go: no other page may be taken up
+  std::unique_ptr<FlagPage> page_;                        // changes between calls only
+  std::map<int, Page> pages_;                             // of other processes
+  std::map<int, uint64_t> greeted_;                       // by process: the link over which it has got the own page
   std::map<int, std::shared_ptr<Neighbour>> neighbours_;  // while there are calls
 };
 

@@ -1,5 +1,6 @@
 // A stand-in for the part of the CUDA driver that lends device memory between processes, and registers host memory:
-// arenas are pages of files, which every importer maps at an address of its own. FakeDriver calls it with its lock held.
+// arenas are pages of files, which every importer maps at an address of its own. FakeDriver calls it with its lock
+// held.
 //
 // The "processes" of a test share one address space. So that none gets at what is another's, an address is good for the
 // devices of one process only: an arena for its owner's, an import for those that were given access.
@@ -211,8 +212,7 @@ class FakeArenas {
 
   static DevicePtr map(DevicePtr where, size_t bytes, int protection, int fd) {
     const int kind = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
-    void* const start =
-        mmap(reinterpret_cast<void*>(where), bytes, protection, kind | (where ? MAP_FIXED : 0), fd, 0);
+    void* const start = mmap(reinterpret_cast<void*>(where), bytes, protection, kind | (where ? MAP_FIXED : 0), fd, 0);
     CHECK(start != MAP_FAILED);
     return reinterpret_cast<DevicePtr>(start);
   }

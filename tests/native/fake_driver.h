@@ -293,7 +293,8 @@ class FakeDriver {
   }
   static Context context() { return contexts_.empty() ? nullptr : contexts_.back(); }
 
-  // What was made and not destroyed: events, streams, pieces of memory, what was mapped of arenas, and holds of contexts.
+  // What was made and not destroyed: events, streams, pieces of memory, what was mapped of arenas, and holds of
+  // contexts.
   std::map<std::string, int> left_behind() {
     std::lock_guard<std::mutex> lock(mutex_);
     std::map<std::string, int> left = arenas_.left_behind();
@@ -401,15 +402,14 @@ class FakeDriver {
       noted_rows.insert(noted_rows.end(), rows.begin(), rows.end());
       return 0;
     }
-    stream->queue.push_back({nullptr, [this, context = stream->context, rows = std::move(rows)] {
-                               for (const Row& row : rows) {
-                                 const bool mapped = reachable(row.src, row.bytes, context) &&
-                                                     reachable(row.dst, row.bytes, context);
-                                 if (!CHECK(mapped)) continue;
-                                 std::memcpy(reinterpret_cast<void*>(row.dst), reinterpret_cast<void*>(row.src),
-                                             row.bytes);
-                               }
-                             }});
+    stream->queue.push_back(
+        {nullptr, [this, context = stream->context, rows = std::move(rows)] {
+           for (const Row& row : rows) {
+             const bool mapped = reachable(row.src, row.bytes, context) && reachable(row.dst, row.bytes, context);
+             if (!CHECK(mapped)) continue;
+             std::memcpy(reinterpret_cast<void*>(row.dst), reinterpret_cast<void*>(row.src), row.bytes);
+           }
+         }});
     return 0;
   }
 
@@ -442,9 +442,8 @@ inline void FakeDriver::fill_in_arenas() {
     });
   };
   table_.MemHostUnregister = [](void* start) {
-    return enter("cuMemHostUnregister", nullptr, [&] {
-      return contexts_.empty() ? kInvalidContext : active_->arenas_.unregister_host(start);
-    });
+    return enter("cuMemHostUnregister", nullptr,
+                 [&] { return contexts_.empty() ? kInvalidContext : active_->arenas_.unregister_host(start); });
   };
   table_.MemHostGetDevicePointer = [](DevicePtr* device, void* start, unsigned flags) {
     return enter("cuMemHostGetDevicePointer", nullptr, [&] {
