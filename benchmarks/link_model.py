@@ -1,10 +1,10 @@
 """The link model against what was measured between two GPUs: predicted over measured time, case by case.
 
-    python benchmarks/link_model.py [--measured FILE] [--json benchmarks/results/link_model.json]
+    python benchmarks/link_model.py [--json benchmarks/results/link_model.json]
 
-Needs no GPU: it plans the cases of `gpu_p2p.py` on two simulated devices, with the link's rate as it was measured in
-that run, and compares with the times in its file. The costs of the host in `HostCosts` were fitted to
-`results/gpu_p2p.json`: with that file this says how well five numbers describe ten cases, not how well they carry over.
+Needs no GPU: it plans cases of `jreshard bench` on two simulated devices, with the link's rate as it was measured with
+the times in `results/gpu_p2p.json`, and compares with these. The costs of the host in `HostCosts` were fitted to the
+same file: this says how well five numbers describe ten cases, not how well they carry over.
 """
 
 import argparse
@@ -12,23 +12,36 @@ import dataclasses
 import json
 from pathlib import Path
 
-import gpu_p2p
 import jax
 
 import jreshard
+from jreshard.bench.cases import CASES, DTYPE
 
 RESULTS = Path(__file__).parent / "results"
+MEASURED = RESULTS / "gpu_p2p.json"
 WITHIN = 0.1
+#: What the cases are called in the file.
+NAMES = {
+    "8 GiB, 0 -> 1": "one",
+    "llama-8b, 0 -> 1": "llama-8b",
+    "400 x 20 MiB, 0 -> 1": "medium",
+    "2000 x 16 KiB, 0 -> 1": "small",
+    "2 GiB, {0,1} rows -> 1": "one-rows-to-1",
+    "2 GiB, 0 -> {0,1} cols": "one-0-to-columns",
+    "2 GiB, {0,1} rows -> cols": "one-rows-to-columns",
+    "llama-8b, {0,1} rows -> 1": "llama-8b-rows-to-1",
+    "llama-8b, 0 -> {0,1} cols": "llama-8b-0-to-columns",
+    "llama-8b, fsdp=2 -> tp=2": "llama-8b-rows-to-columns",
+}
 
 
 def main() -> None:
     """Prints a line for each case, and fails if a prediction is further off than `WITHIN`."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--measured", type=Path, default=RESULTS / "gpu_p2p.json")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 2)
-    measured = json.loads(args.measured.read_text())
+    measured = json.loads(MEASURED.read_text())
     topology = dataclasses.replace(
         jreshard.Topology.preset("h200-8"),
         nvlink=measured["copy_engine_bytes_per_s"],
@@ -36,11 +49,13 @@ def main() -> None:
         domains=(0, 0),
     )
     cases = {}
-    for name, (shapes, src, dst, dtype) in gpu_p2p.cases(1).items():
-        structs = {leaf: jax.ShapeDtypeStruct(shape, dtype) for leaf, shape in shapes.items()}
-        src_tree, dst_tree = ({leaf: side(shape) for leaf, shape in shapes.items()} for side in (src, dst))
-        figures = jreshard.plan(structs, src_tree, dst_tree, topology=topology).figures
-        seconds = measured["cases"][name]["into_s"][0]
+    for name, times in measured["cases"].items():
+        case = CASES[NAMES[name]]
+        shapes = case.scaled(1)
+        structs = {leaf: jax.ShapeDtypeStruct(shape, DTYPE) for leaf, shape in shapes.items()}
+        src, dst = (side.shardings(jax.devices(), shapes) for side in (case.src, case.dst))
+        figures = jreshard.plan(structs, src, dst, topology=topology).figures
+        seconds = times["into_s"][0]
         ratio = figures.predicted.total / seconds
         cases[name] = {"predicted": dataclasses.asdict(figures.predicted), "measured_s": seconds, "ratio": ratio}
         print(
@@ -48,7 +63,7 @@ def main() -> None:
         )
     if args.json:
         out = {
-            "measured": args.measured.name,
+            "measured": MEASURED.name,
             "host": measured["host"],
             "versions": measured["versions"],
             "cases": cases,

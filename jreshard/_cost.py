@@ -55,9 +55,14 @@ def link_loads(loads: Loads, phases: slice = slice(None)) -> list[tuple[str, str
     ]
 
 
+def link_rates(topology: Topology) -> dict[str, float]:
+    """Bytes a second, one way, by kind of link."""
+    return {"network": topology.nic, "nvlink": topology.nvlink}
+
+
 def busiest(loads: Loads, topology: Topology, phases: slice = slice(None)) -> Link:
     """The link that is busy longest."""
-    rates = {"network": topology.nic, "nvlink": topology.nvlink}
+    rates = link_rates(topology)
     found = []
     for kind, direction, nbytes in link_loads(loads, phases):
         most = largest(nbytes)

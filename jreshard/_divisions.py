@@ -168,11 +168,6 @@ class Pair:
         return amounts
 
     @cached_property
-    def apart(self) -> bool:
-        """Whether no domain has ranks of both sides."""
-        return not np.isin(self.src.groups.domain, self.dst.groups.domain).any()
-
-    @cached_property
     def place(self) -> np.ndarray:
         """`int64[overlaps]`: how many overlaps of the same destination box come before."""
         return _places(self.dst_box)

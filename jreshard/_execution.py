@@ -65,7 +65,7 @@ class Execution:
         *,
         donate: bool,
         verify: bool,
-        timeout: float,
+        deadline: Deadline,
         transport: str,
     ) -> list[Array]:
         """The leaves of the result, in the order of the targets.
@@ -75,7 +75,7 @@ class Execution:
             into: the leaves of the old result, checked; or `None`.
             donate: delete the arrays among `leaves`.
             verify: compare checksums of both sides; waits for the result.
-            timeout: seconds until a transfer that has not ended fails.
+            deadline: when a transfer that has not ended fails.
             transport: `"host"`, `"p2p"` or `"nccl"`.
         """
         with self._lock:
@@ -94,7 +94,7 @@ class Execution:
             _delete(leaves)
         out: list[Any] = [None] * len(self._targets)
         for leg in legs:
-            self._run_leg(leg, made, into, out, verify, timeout)
+            self._run_leg(leg, made, into, out, verify, deadline)
         for i, value in placed.items():
             dst = self._targets[i].dst
             reuse = into is not None and not _far({0: dst}) and not lies_elsewhere(dst)
@@ -125,33 +125,43 @@ class Execution:
         return _Leg(route, launcher, places, sources, targets)
 
     def _run_leg(
-        self, leg: _Leg, made: Sequence[Any], into: Sequence[Array] | None, out: list[Any], verify: bool, timeout: float
+        self,
+        leg: _Leg,
+        made: Sequence[Any],
+        into: Sequence[Array] | None,
+        out: list[Any],
+        verify: bool,
+        deadline: Deadline,
     ) -> None:
         sources = _put([made[i] for i in leg.places], {i: _near(s) for i, s in leg.far_sources.items()})
         published = leg.launcher.prepare(sources)
         old = into and _put([into[i] for i in leg.places], {i: _near(s) for i, s in leg.far_targets.items()})
         try:
-            new = leg.launcher.run(published, old, timeout)
+            new = leg.launcher.run(published, old, deadline, verify=verify)
         except ExchangeBroken:
             with self._lock:
                 self._legs.clear()  # the next transfer makes new ones
             raise
         if verify and leg.launcher.party.takes_part:
-            self._compare(leg, published, new, timeout)
+            self._compare(leg, published, new, deadline)
         for i, array in zip(leg.places, _put(new, leg.far_targets), strict=True):
             out[i] = array
 
-    def _compare(self, leg: _Leg, published: Sequence[Array], new: Sequence[Array], timeout: float) -> None:
+    def _compare(self, leg: _Leg, published: Sequence[Array], new: Sequence[Array], deadline: Deadline) -> None:
         """Compares checksums of all devices, which the processes tell each other."""
-        leaves, party = leg.route.leaves, leg.launcher.party
+        leaves = leg.route.leaves
         dtypes = [leaf.dtype for leaf in leaves]
         sides = (published, [leaf.src for leaf in leaves]), (new, [leaf.dst for leaf in leaves])
-        local = [
-            [] if lies_elsewhere(shardings[0])
-            else [(rank, sums.tolist()) for rank, sums in _verify.checksums(arrays, shardings, dtypes).items()]
-            for arrays, shardings in sides
-        ]  # fmt: skip
-        everybody = party.agree(f"checksums of {len(leaves)} leaves", local, Deadline.after(timeout)).values()
+
+        def local() -> list[Any]:
+            return [
+                [(rank, sums.tolist()) for rank, sums in _verify.checksums(arrays, shardings, dtypes).items()]
+                if not lies_elsewhere(shardings[0])
+                else []
+                for arrays, shardings in sides
+            ]
+
+        everybody = leg.launcher.party.all_or_none(f"checksums of {len(leaves)} leaves", local, deadline).values()
         compared = []
         for side, (_, shardings) in enumerate(sides):
             by_rank = dict(pair for answer in everybody for pair in answer[side])

@@ -2,9 +2,9 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -24,6 +24,19 @@ from jreshard._watcher import watcher
 # processes have to meet for one transfer after the other.
 _launch_order = threading.RLock()
 _release_thread = ThreadPoolExecutor(1, thread_name_prefix="jreshard-release")
+
+
+@contextmanager
+def _in_order(deadline: Deadline) -> Iterator[None]:
+    if not _launch_order.acquire(timeout=deadline.left):
+        raise TimeoutError(
+            f"jreshard: another thread's transfer did not end within {deadline.timeout} s; those between several "
+            "processes or GPUs go one after the other"
+        )
+    try:
+        yield
+    finally:
+        _launch_order.release()
 
 
 class Launcher:
@@ -94,13 +107,22 @@ class Launcher:
             arrays[i] = x
         return arrays
 
-    def run(self, published: Sequence[Array], into: Sequence[Array] | None, timeout: float) -> list[Array]:
-        """Moves the published arrays; returns with arrays that become ready, or fail, by the timeout."""
+    def run(
+        self, published: Sequence[Array], into: Sequence[Array] | None, deadline: Deadline, *, verify: bool
+    ) -> list[Array]:
+        """Moves the published arrays; returns with arrays that become ready, or fail, by the deadline.
+
+        Args:
+            published: what `prepare` gave.
+            into: the old arrays, if any.
+            deadline: when a transfer that has not ended fails.
+            verify: what all processes have to agree on doing afterwards.
+        """
         if not self.party.takes_part:
             return self._elsewhere()
-        deadline = Deadline.after(timeout)
-        with _launch_order if self._ordered else nullcontext(), self.party.news(deadline) as news:
-            exchange, call = self._connection.meet(f"{self._what}, into={into is not None}", deadline)
+        with _in_order(deadline) if self._ordered else nullcontext(), self.party.news(deadline) as news:
+            what = f"{self._what}, into={into is not None}, verify={verify}"
+            exchange, call = self._connection.meet(what, deadline)
             try:
                 exchange.begin(call, deadline.left)
                 news.forward(call, exchange.abort)
@@ -108,8 +130,8 @@ class Launcher:
                     new = self._launch(exchange, call, published, into)
                 exchange.wait(call)
             except BaseException as error:
-                exchange.abort(call, f"jreshard: launching the transfer failed: {error}")
-                news.tell(call, str(error))
+                exchange.abort(call, f"jreshard: launching the transfer failed: {str(error) or type(error).__name__}")
+                news.tell(call, str(error) or type(error).__name__)
                 raise
             return new
 
@@ -119,7 +141,10 @@ class Launcher:
         # Publish and release apart: a release holds up its device, where the same device's receive must go first.
         src_call, dst_call = self._programs.call_operands(call)
         if not self._programs.sends:
-            return self._receive(dst_call, into)
+            new = self._receive(dst_call, into)
+            if self._programs.receives:
+                watcher.watch(new[0], exchange, call)
+            return new
         watcher.watch(self._publish(src_call, *published), exchange, call)
         release = partial(self._release, src_call, *published)
         if self._waits:

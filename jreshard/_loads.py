@@ -4,12 +4,11 @@ from functools import cached_property
 
 import numpy as np
 
-from jreshard._planner import largest
+from jreshard._planner import PHASES, largest
 from jreshard._topology import Placement
 
 LOCAL, NEAR, FAR = range(3)  # within a rank, within a domain, across the network
 LINKS = ("local", "nvlink", "network")
-_PHASES = 3
 
 
 class Loads:
@@ -26,7 +25,7 @@ class Loads:
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
-        shape = (_PHASES, len(LINKS), len(placement.domain))
+        shape = (PHASES, len(LINKS), len(placement.domain))
         self.sent, self.received = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.boxes_sent, self.boxes_received = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.packed = 0
@@ -82,7 +81,7 @@ class Loads:
         return self._by_port(self.received)
 
     def _by_port(self, by_rank: np.ndarray) -> np.ndarray:
-        out = np.zeros((_PHASES, self.placement.num_ports), np.int64)
-        for phase in range(_PHASES):
+        out = np.zeros((PHASES, self.placement.num_ports), np.int64)
+        for phase in range(PHASES):
             np.add.at(out[phase], self.placement.port, by_rank[phase, FAR])
         return out

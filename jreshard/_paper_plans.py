@@ -1,7 +1,6 @@
-"""The plans of shapes that were made last, for those who ask again."""
+"""The plans of shapes that were used last, for those who ask again."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -14,13 +13,15 @@ from jreshard._plan import Plan
 class PaperPlans:
     """Plans by trees of `ShapeDtypeStruct`s; equal requests get the same plan, at the cost of comparing them.
 
+    Hashing as many shapes and shardings takes longer than comparing them with the few requests that are kept.
+
     Args:
         capacity: how many are kept.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._plans: OrderedDict[Hashable, tuple[list[Any], list[_Snapshot], Plan]] = OrderedDict()
+        self._kept: list[_Kept] = []  # the one used last at the end
         self._lock = threading.Lock()
 
     def get(self, params: Any, shardings: tuple[Any, Any], options: Hashable, build: Callable[[], Plan]) -> Plan:
@@ -30,19 +31,42 @@ class PaperPlans:
             return build()
         key: Hashable = (structure, options)
         try:
-            found = self._plans.get(key)
-        except TypeError:  # an option, or what a container carries beside its leaves, cannot be hashed
+            hash(key)
+        except TypeError:  # an option, or what a container carries beside its leaves, such as an array
             return build()
-        # Lists compare by identity first: the very same leaves cost next to nothing.
-        if found is not None and found[0] == leaves and all(map(_Snapshot.same, found[1], shardings)):
-            return found[2]
+        if found := self._find(key, leaves, shardings):
+            return found
         made = build()
         with self._lock:
-            self._plans[key] = leaves, [_Snapshot(tree) for tree in shardings], made
-            self._plans.move_to_end(key)
-            while len(self._plans) > self._capacity:
-                self._plans.popitem(last=False)
+            self._kept.append(_Kept(key, leaves, shardings, made))
+            del self._kept[: -self._capacity]
         return made
+
+    def _find(self, key: Hashable, leaves: list[Any], shardings: tuple[Any, Any]) -> Plan | None:
+        with self._lock:
+            for i in reversed(range(len(self._kept))):
+                if self._kept[i].answers(key, leaves, shardings):
+                    self._kept.append(self._kept.pop(i))
+                    return self._kept[-1].plan
+        return None
+
+
+class _Kept:
+    """A plan, and the request that it was made for."""
+
+    def __init__(self, key: Hashable, leaves: list[Any], shardings: tuple[Any, Any], plan: Plan) -> None:
+        self.plan = plan
+        self._key, self._hash = key, hash(key)
+        self._leaves, self._shardings = leaves, [_Snapshot(tree) for tree in shardings]
+
+    def answers(self, key: Hashable, leaves: list[Any], shardings: tuple[Any, Any]) -> bool:
+        """Whether a request is equal to this one."""
+        return (
+            self._hash == hash(key)
+            and self._key == key
+            and self._leaves == leaves  # lists compare by identity first: the very same leaves cost next to nothing
+            and all(map(_Snapshot.same, self._shardings, shardings))
+        )
 
 
 class _Snapshot:

@@ -12,13 +12,12 @@ from jreshard._balance import Balance
 from jreshard._divisions import Pair
 from jreshard._filling import WHOLE
 from jreshard._legs import Feeds, Senders, feeds_of, near_readers
-from jreshard._planner import Moves, among, largest
+from jreshard._planner import PHASES, Moves, among, largest
 from jreshard._shares import side_by_side
 
 _SAMPLE = 16  # overlaps looked at to learn how finely those of a pair are cut
 _ENOUGH = 48  # turns of each sender, so that their shares differ by little
 _MANY = 1 << 20  # cuts
-_PHASES = 3
 _ROWS = 1 << 20  # hops worked out together
 _SLIVER = 8  # shares that are no wider, in 1 / WHOLE, come of rounding
 
@@ -245,7 +244,7 @@ def _merged(hops: Hops) -> Hops:
     if not len(hops.src):
         return hops
     ranks = int(max(hops.src.max(initial=0), hops.dst.max(initial=0))) + 1
-    way = ((hops.overlap * ranks + hops.dst) * ranks + hops.src) * _PHASES + hops.phase
+    way = ((hops.overlap * ranks + hops.dst) * ranks + hops.src) * PHASES + hops.phase
     order = np.lexsort((hops.begin, way))
     overlap, src, dst, phase, begin, end = (
         column[order] for column in (hops.overlap, hops.src, hops.dst, hops.phase, hops.begin, hops.end)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jreshard._cost import link_loads
+from jreshard._cost import link_loads, link_rates
 from jreshard._render import human_bytes
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _heat_map(plan: "Plan", figure: Any, axes: Any) -> None:
 
 def _link_loads(figures: "Figures", axes: Any) -> None:
     """How long each link is busy, the fullest first, with the bound."""
-    rates = {"network": figures.topology.nic, "nvlink": figures.topology.nvlink}
+    rates = link_rates(figures.topology)
     for kind, direction, nbytes in link_loads(figures.loads):
         if nbytes.any():
             seconds = np.sort(nbytes)[::-1] / rates[kind]

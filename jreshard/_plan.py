@@ -158,11 +158,12 @@ class Plan:
     ) -> Any:
         """`execute` for leaves that are known to be those that the plan was made for."""
         check_timeout(timeout)
+        deadline = Deadline.after(float(timeout))
         if transport not in self._chosen:
-            self._chosen[transport] = choose_transport(transport, self.devices, Deadline.after(timeout))
+            self._chosen[transport] = choose_transport(transport, self.devices, deadline)
         chosen = self._chosen[transport]
         old = None if into is None else self._check_into(into, leaves)
-        out = self._execution.run(leaves, old, donate=donate, verify=verify, timeout=float(timeout), transport=chosen)
+        out = self._execution.run(leaves, old, donate=donate, verify=verify, deadline=deadline, transport=chosen)
         # Without a transform the result has the very structure handed over: what its containers carry beside their
         # leaves may equal the planned one's and yet differ from it, as 1 and True do.
         return jax.tree.unflatten(treedef if self._transform is None else self._out_treedef, out)

@@ -7,6 +7,8 @@ import numpy as np
 
 from jreshard._layout import Layout
 
+PHASES = 3  # of the moves of a plan, at most
+
 
 @dataclass(frozen=True)
 class Moves:

@@ -1,6 +1,7 @@
 """Which ranks of a plan share a fast domain, and what the links between them carry."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,11 +86,15 @@ class Topology:
     def __post_init__(self) -> None:
         for name in ("domain_size", "ranks_per_nic", "ranks_per_process", "smallest_piece"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            # bool is an int to Python
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"topology: {name} is {value!r}; expected a whole number of at least 1")
         for name in ("nvlink", "nic", "memory"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"topology: {name} is {getattr(self, name)!r}; expected bytes a second, above 0")
+            rate = getattr(self, name)
+            if not isinstance(rate, int | float | np.integer | np.floating) or isinstance(rate, bool):
+                raise TypeError(f"topology: {name} is {rate!r}; expected bytes a second, as a number")
+            if not 0 < rate < math.inf:
+                raise ValueError(f"topology: {name} is {rate!r}; expected bytes a second, above 0 and finite")
         if self.domains is not None and not callable(self.domains):
             object.__setattr__(self, "domains", tuple(self.domains))
 
@@ -159,11 +164,6 @@ class Placement:
     domain: np.ndarray
     port: np.ndarray
     process: np.ndarray
-
-    @property
-    def num_domains(self) -> int:
-        """Domains that have a rank."""
-        return int(self.domain.max(initial=-1)) + 1
 
     @property
     def num_ports(self) -> int:

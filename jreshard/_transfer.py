@@ -91,7 +91,7 @@ def plan(
     *,
     dtype: Any = None,
     transform: Transform | None = None,
-    topology: Topology | None = None,
+    topology: Topology | str | None = None,
 ) -> Plan:
     """What a transfer would do: its moves and figures, to look at, and to execute as often as wanted.
 
@@ -102,8 +102,9 @@ def plan(
         dst_sharding: likewise.
         dtype: as for `transfer`.
         transform: as for `transfer`.
-        topology: which ranks share a fast domain and what the links carry. The loads of the links are then evened out
-            over the whole plan: boxes are split, and replicas pass on to each other what one of them was sent. Without
+        topology: a `Topology`, or the name of a preset: which ranks share a fast domain and what the links carry. The
+            loads of the links are then evened out over the whole plan: boxes are split, and replicas pass on to each other what one of them was
+            sent. Without
             one, all devices count as equally near, and each box is sent by one replica in turn.
 
     Raises:
@@ -125,6 +126,8 @@ def plan(
     def replan(params: Any) -> Plan:
         return _cached(params, **request)[2]
 
+    if isinstance(topology, str):
+        topology = Topology.preset(topology)
     spread = take_turns if topology is None else partial(even_out, topology=topology)
     build = partial(build_plan, params, **request, executes=False, replan=replan, spread=spread)
     if transform is not None:

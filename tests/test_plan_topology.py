@@ -17,6 +17,7 @@ from oracle import P, assert_tree_holds, mesh, named, put, replay, values
 import jreshard
 from jreshard import PaperDevice, Topology, paper_devices
 from jreshard._loads import FAR, LOCAL, NEAR
+from jreshard._paper_plans import PaperPlans
 
 H100 = Topology.preset("h100-8")
 SMALL = Topology(domain_size=4, nvlink=400e9, nic=50e9, smallest_piece=1)
@@ -278,6 +279,31 @@ def test_the_same_shapes_get_the_same_plan_until_something_changes():
     assert jreshard.plan(shapes, src, targets, topology=SMALL) is not one
     assert jreshard.plan(shapes, src, dst) is not one
     assert jreshard.plan({**shapes, "w": struct(8, 16)}, src, dst, topology=SMALL).nbytes > one.nbytes
+
+
+def test_requests_that_take_turns_keep_their_plans():
+    one, other = named(paper(range(4)), "x"), named(paper(range(4)), None, "x")
+    to, shapes = named(paper(range(4, 8))), [{"w": struct(8, 8)}, {"w": struct(16, 8)}]
+    requests = [(leaf, src, to) for leaf in shapes for src in (one, other)]
+    plans = [jreshard.plan(*request, topology=SMALL) for request in requests]
+    assert all(jreshard.plan(*request, topology=SMALL) is plan for request, plan in zip(requests, plans, strict=True))
+
+
+def test_the_plans_used_last_are_kept():
+    plans, to = PaperPlans(2), named(paper(range(4, 8)))
+    shardings = [named(paper(range(4)), *spec) for spec in ((), ("x",), (None, "x"))]
+    made = []
+
+    def ask(i):
+        def build():
+            made.append(i)
+            return jreshard.plan({"w": struct(8, 8)}, shardings[i], to)
+
+        return plans.get({"w": struct(8, 8)}, (shardings[i], to), None, build)
+
+    for i in (0, 1, 0, 2, 0, 1):
+        ask(i)
+    assert made == [0, 1, 2, 1]
 
 
 def test_paper_devices_take_any_number():

@@ -34,6 +34,8 @@ def test_an_unknown_preset_names_those_there_are():
         ({"ranks_per_nic": 1.5}, "ranks_per_nic is 1.5"),
         ({"nic": 0}, "nic is 0; expected bytes a second, above 0"),
         ({"nvlink": float("nan")}, "nvlink is nan"),
+        ({"nvlink": float("inf")}, "nvlink is inf; expected bytes a second, above 0 and finite"),
+        ({"domain_size": True}, "domain_size is True; expected a whole number"),
     ],
 )
 def test_figures_that_make_no_sense_are_refused(change, message):
@@ -41,11 +43,17 @@ def test_figures_that_make_no_sense_are_refused(change, message):
         dataclasses.replace(Topology.preset("h100-8"), **change)
 
 
+@pytest.mark.parametrize("rate", ["50e9", None, True])
+def test_rates_that_are_no_numbers_are_refused(rate):
+    with pytest.raises(TypeError, match=re.escape(f"topology: nic is {rate!r}; expected bytes a second, as a number")):
+        Topology(domain_size=8, nvlink=395e9, nic=rate)
+
+
 def test_ranks_fill_domains_and_the_destination_begins_in_a_fresh_one():
     place = Topology(domain_size=4, nvlink=4e9, nic=1e9, ranks_per_nic=2).place(range(12), 6)
     assert place.domain.tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3]
     assert place.port.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert (place.num_domains, place.num_ports) == (4, 6)
+    assert place.num_ports == 6
 
 
 def test_domains_by_rank_by_device_and_by_process():
@@ -73,6 +81,13 @@ def test_paper_devices_are_the_same_where_their_numbers_are():
     assert len(plan.devices) == 4
     assert plan.bytes_local > 0
     assert [str(device) for device in plan.devices] == ["paper 0", "paper 1", "paper 2", "paper 3"]
+
+
+def test_arrays_without_elements_are_planned_on_paper():
+    sharding = NamedSharding(Mesh(np.array(paper_devices(2)), ("x",)), P(None, "x"))
+    plan = jreshard.plan({"e": jax.ShapeDtypeStruct((0, 4), np.float32)}, sharding, sharding)
+    assert (plan.num_leaves, plan.nbytes) == (1, 0)
+    assert sharding.is_fully_addressable
 
 
 def test_nothing_moves_on_paper():

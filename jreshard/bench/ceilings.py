@@ -9,11 +9,10 @@ import jax
 from jax import Array
 
 from jreshard.bench import pattern
-from jreshard.bench.cases import CASES
+from jreshard.bench.cases import CASES, Shapes
 from jreshard.bench.context import Context, agree, failure
 from jreshard.bench.copy_engine import copy
 from jreshard.bench.gpu import pointer
-from jreshard.bench.model_shapes import Shapes
 
 COPY_ENGINE = "copy engine"
 BOTH_WAYS = "copy engine, both ways at once"

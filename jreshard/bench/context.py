@@ -11,9 +11,8 @@ import numpy as np
 
 from jreshard import _nccl
 from jreshard.bench import memory
-from jreshard.bench.cases import DTYPE, Case
+from jreshard.bench.cases import DTYPE, Case, Shapes
 from jreshard.bench.gpu import Gpu
-from jreshard.bench.model_shapes import Shapes
 from jreshard.bench.peers import Peers
 from jreshard.bench.send_recv import SendRecv, open_nccl
 

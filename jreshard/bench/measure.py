@@ -10,10 +10,9 @@ import numpy as np
 
 import jreshard
 from jreshard.bench import memory, pattern
-from jreshard.bench.cases import DTYPE, Case
+from jreshard.bench.cases import DTYPE, Case, Shapes
 from jreshard.bench.contenders import Contender, contenders
 from jreshard.bench.context import Context, agree, failure
-from jreshard.bench.model_shapes import Shapes
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from jreshard.bench.cases import DTYPE
-from jreshard.bench.model_shapes import Shapes
+from jreshard.bench.cases import DTYPE, Shapes
 
 Shardings = Mapping[str, NamedSharding]
 Tree = dict[str, Array]

@@ -78,7 +78,7 @@ class _Session:
         self.pending = list(request.units)
         self.outcome = Outcome()
         self._skipped: dict[str, dict[str, str]] = {}
-        self._turns_before = self._turns = self._all_turns = 0
+        self._turns = self._all_turns = 0
 
     def run_crew(self) -> None:
         """Gets as far as one crew gets."""

@@ -9,6 +9,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jreshard import PaperDevice, Topology, paper_devices
+from jreshard.cli.errors import UsageError
+from jreshard.cli.mesh_spec import format_mesh_spec
+
+#: More would fill the memory before anything is planned.
+_MOST_DEVICES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -27,13 +32,29 @@ def paper_meshes(
 ) -> tuple[Mesh, Mesh, Topology]:
     """A source mesh, a destination mesh, and the topology that knows the domain of each of their devices.
 
-    Devices fill the domains in mesh order. The destination has the first devices of the source if `colocated`;
-    otherwise devices of its own, from the first domain on that the source leaves alone.
+    Devices fill the domains in mesh order. The destination has the devices of the source if `colocated`; otherwise
+    devices of its own, from the first domain on that the source leaves alone.
+
+    Raises:
+        UsageError: a mesh has too many devices, or `colocated` meshes have not equally many.
     """
+    sources, targets = _num_devices(src_axes), _num_devices(dst_axes)
+    if colocated and sources != targets:
+        raise UsageError(
+            f"--colocated: the source mesh has {sources:,} devices and the destination mesh {targets:,}; "
+            "expected equally many"
+        )
     size = topology.domain_size
-    first = 0 if colocated else math.ceil(math.prod(src_axes.values()) / size) * size
+    first = 0 if colocated else math.ceil(sources / size) * size
     topology = dataclasses.replace(topology, domains=ConsecutiveDomains(size))
     return _mesh(src_axes, 0), _mesh(dst_axes, first), topology
+
+
+def _num_devices(axes: Mapping[str, int]) -> int:
+    count = math.prod(axes.values())
+    if count > _MOST_DEVICES:
+        raise UsageError(f"mesh {format_mesh_spec(axes)!r} has {count:,} devices; expected at most {_MOST_DEVICES:,}")
+    return count
 
 
 def _mesh(axes: Mapping[str, int], first: int) -> Mesh:

@@ -2,7 +2,10 @@
 
 import argparse
 import difflib
+import importlib
 import importlib.util
+import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh, NamedSharding
 
 from jreshard import Plan, Topology, models, plan
@@ -18,14 +22,16 @@ from jreshard.cli.mesh_spec import format_mesh_spec, parse_mesh_spec
 from jreshard.cli.paper_meshes import paper_meshes
 from jreshard.cli.placement import partition_spec
 from jreshard.cli.plan_table import fact, table
-from jreshard.cli.rules_spec import read_rules
-from jreshard.cli.shapes_file import Shapes, read_shapes
+from jreshard.cli.rules_spec import check_mesh_axes, read_rules
+from jreshard.cli.shapes_file import MOST_BYTES, Shapes, read_shapes
 from jreshard.models import Rule
+from jreshard.models._rules import as_tuple, near
 
 _STEPS = 3
 #: Seconds from one look at the clock to the next.
 _TICK = 0.5
 _LEAVES_SHOWN = 5
+_PICTURES = (".png", ".pdf", ".svg")
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="which devices share fast links, and what the links carry; default: %(default)s",
     )
     parser.add_argument(
-        "--colocated", action="store_true", help="the destination has the source's devices, not others of its own"
+        "--colocated",
+        action="store_true",
+        help="the destination has the source's devices, all of them, not others of its own",
     )
     parser.add_argument(
         "--unstacked", action="store_true", help="one array for each layer and expert of a --model, not stacked ones"
@@ -106,7 +114,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--dst-rules", metavar="RULES", help="the same for the destination only, in place of --rules")
     parser.add_argument("--explain", metavar="LEAF", help="tell where the parts of one array come from, and why")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan's figures")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the bytes from rank to rank and the loads")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the bytes from rank to rank and the loads: .png, .pdf or .svg"
+    )
     parser.set_defaults(func=run)
 
 
@@ -118,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
     src_mesh, dst_mesh, topology = paper_meshes(src_axes, dst_axes, topology, colocated=args.colocated)
     src = Side("--src", src_mesh, read_rules(args.src_rules or args.rules))
     dst = Side("--dst", dst_mesh, read_rules(args.dst_rules or args.rules))
+    check_mesh_axes([*src.rules, *dst.rules], src_axes.keys() | dst_axes.keys())
     with _Progress() as progress:
         structs, *shardings = progress.step("shapes", lambda: _layouts(args, src, dst))
         made = progress.step("plan", lambda: plan(structs, *shardings, topology=topology))
@@ -127,21 +138,49 @@ def run(args: argparse.Namespace) -> int:
     if leaf is not None:
         print(f"\n{made.explain(leaf)}")
     if args.json:
-        args.json.write_text(made.to_json(indent=2) + "\n")
+        _write("--json", args.json, lambda path: path.write_text(made.to_json(indent=2) + "\n"))
     if args.plot:
-        made.plot().savefig(args.plot, format="png")
+        _write("--plot", args.plot, made.plot().savefig)
     return 0
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Refuse what could not be written, before the work is done."""
-    if args.plot:
-        require_extra("demo", "matplotlib")
     for option, path in (("--json", args.json), ("--plot", args.plot)):
-        if path and not path.absolute().parent.is_dir():
-            raise UsageError(f"{option} {path}: no such directory: {path.parent}")
+        if path:
+            _check_writable(option, path)
+    if args.plot:
+        _check_picture(args.plot)
     if args.shapes and (args.unstacked or args.strict):
         raise UsageError("--unstacked and --strict are for a --model; the arrays of --shapes are taken as they are")
+
+
+def _check_writable(option: str, path: Path) -> None:
+    """Refuse a path that is seen to be of no use; a full disk shows only when it is written to."""
+    if os.path.isdir(path):
+        raise UsageError(f"{option} {path}: is a directory; expected a file")
+    if not os.path.isdir(path.absolute().parent):
+        raise UsageError(f"{option} {path}: no such directory: {path.parent}")
+    if not os.access(path if os.path.exists(path) else path.absolute().parent, os.W_OK):
+        raise UsageError(f"{option} {path}: no permission to write it")
+
+
+def _check_picture(path: Path) -> None:
+    if path.suffix.lower() not in _PICTURES:
+        raise UsageError(f"--plot {path}: expected a file that ends in {', '.join(_PICTURES)}")
+    require_extra("demo", "matplotlib")
+    # whatever a broken installation raises: it is told here, before the work is done
+    try:
+        importlib.import_module("matplotlib.figure")
+    except Exception as error:
+        raise UsageError(f"--plot: matplotlib is installed, and cannot be imported: {error}") from error
+
+
+def _write(option: str, path: Path, write: Callable[[Path], object]) -> None:
+    try:
+        write(path)
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror or error}") from error
 
 
 def _layouts(args: argparse.Namespace, src: Side, dst: Side) -> tuple[Any, Any, Any]:
@@ -150,8 +189,14 @@ def _layouts(args: argparse.Namespace, src: Side, dst: Side) -> tuple[Any, Any, 
         shapes = read_shapes(args.shapes)
         if not shapes.weights and (args.rules or args.src_rules or args.dst_rules):
             raise UsageError(f"{args.shapes}: no array has logical axes, which rules are for")
-        return shapes.structs, _shardings_of_shapes(shapes, src), _shardings_of_shapes(shapes, dst)
-    return _model_layouts(args, src, dst)
+        _check_shapes(args.shapes, shapes, src, dst)
+        layouts = shapes.structs, _shardings_of_shapes(shapes, src), _shardings_of_shapes(shapes, dst)
+        _check_bytes(args.shapes, *layouts)
+    else:
+        layouts = _model_layouts(args, src, dst)
+    for side, shardings in zip((src, dst), layouts[1:], strict=True):
+        _note_copies(side, shardings)
+    return layouts
 
 
 def _model_layouts(args: argparse.Namespace, src: Side, dst: Side) -> tuple[Any, Any, Any]:
@@ -180,6 +225,56 @@ def _note_uneven(side: Side, depth: int, *, strict: bool) -> None:
         even = ", ".join(str(n) for n in range(1, depth + 1) if depth % n == 0)
         raise UsageError(f"{named}; {side.stage_axis} of {even} would, and so would any without --strict")
     print(f"note: {named}: the stages get {', '.join(map(str, sizes))}", file=sys.stderr)
+
+
+def _note_copies(side: Side, shardings: Any) -> None:
+    """Tell of mesh axes that split nothing, such as one for experts where a model has none."""
+    distinct = {id(sharding): sharding for sharding in jax.tree.leaves(shardings)}.values()
+    split = {axis for sharding in distinct for entry in sharding.spec for axis in as_tuple(entry)}
+    # an array that lies on a part of the mesh, as a single expert's does, has a mesh without the axis
+    split.update(axis for sharding in distinct for axis in side.mesh.axis_names if axis not in sharding.mesh.axis_names)
+    for axis, size in side.mesh.shape.items():
+        if size > 1 and axis not in split | models.REPLICA_AXES:
+            print(f"note: {side.option}: no array is split along {axis}={size}; its ranks hold copies", file=sys.stderr)
+
+
+def _check_shapes(path: Path, shapes: Shapes, *sides: Side) -> None:
+    """Refuse logical axes that no rule names, and pipeline stages that arrays are not stacked for."""
+    named = {logical for side in sides for logical, _ in side.rules}
+    used = {axis: name for name, weight in shapes.weights.items() for axis in weight.axes if axis is not None}
+    for axis, name in used.items():
+        if axis not in named:
+            there = ", ".join(sorted(named))
+            raise UsageError(
+                f"{path}: {name}: no rule names the axis {axis!r}{near(axis, named)}; the rules name {there}"
+            )
+    for side in sides:
+        if side.stage_axis and shapes.weights:
+            _check_layers(path, shapes, side, f"{side.stage_axis}={side.stages}")
+
+
+def _check_layers(path: Path, shapes: Shapes, side: Side, stages: str) -> None:
+    stacked = {name: weight for name, weight in shapes.weights.items() if "layers" in weight.axes}
+    if not stacked:
+        raise UsageError(
+            f"{side.option}: {stages} is for layers, and no array of {path} has the axis 'layers'; "
+            "expected one that has, or rules that use it otherwise, with layers=none"
+        )
+    for name, weight in stacked.items():
+        dim = weight.axes.index("layers")
+        axes = models.mesh_axes_of(weight.axes, side.rules, side.mesh.axis_names)[dim]
+        if axes and weight.shape[dim] % side.stages:
+            raise UsageError(f"{side.option}: {name}: {weight.shape[dim]} layers do not divide among {stages}")
+
+
+def _check_bytes(path: Path, structs: dict[str, Any], *sides: dict[str, NamedSharding]) -> None:
+    held = sum(
+        math.prod(shardings[name].shard_shape(struct.shape)) * struct.dtype.itemsize * shardings[name].mesh.size
+        for shardings in sides
+        for name, struct in structs.items()
+    )
+    if held > MOST_BYTES:
+        raise UsageError(f"{path}: the devices would hold {held:,} bytes; expected at most {MOST_BYTES:,}")
 
 
 def _shardings_of_shapes(shapes: Shapes, side: Side) -> dict[str, NamedSharding]:

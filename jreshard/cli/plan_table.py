@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from jreshard import Figures, Plan
-from jreshard._render import human_bytes
+from jreshard._render import human_bytes, human_seconds
 
 LABEL_WIDTH = 28
 _COLUMN_WIDTH = 16
@@ -54,13 +54,3 @@ def _times(found: Figures) -> Iterator[str]:
         ("gather and broadcast", found.gather_and_broadcast),
     ):
         yield fact(f"  {name}", human_seconds(seconds), f"{seconds / ours:.2f}")
-
-
-def human_seconds(seconds: float) -> str:
-    """Three digits, in seconds or in milliseconds.
-
-    Example:
-        >>> human_seconds(0.01234)
-        '12.3 ms'
-    """
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"

@@ -1,11 +1,13 @@
 """Rules from logical axes to mesh axes as text, `embed=fsdp,mlp=tp+ep,norm=none`, or as JSON."""
 
 import json
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from jreshard.cli.errors import UsageError
-from jreshard.models import DEFAULT_RULES, Rule
+from jreshard.models import DEFAULT_RULES, REPLICA_AXES, Rule
+from jreshard.models._rules import as_tuple, near
 
 _EXPECTED = "expected LOGICAL=MESH[+MESH...][,...], such as embed=fsdp,mlp=tp+ep,norm=none"
 
@@ -36,6 +38,27 @@ def parse_rules(text: str) -> list[Rule]:
     return [_parse_rule(item, text) for item in text.split(",")]
 
 
+def check_mesh_axes(rules: Sequence[Rule], mesh_axes: Collection[str]) -> None:
+    """Refuse rules that name an axis which no mesh has, unless it is one that meshes often have.
+
+    Args:
+        rules: of either side, or of both.
+        mesh_axes: the axes of both meshes: rules that serve both may name an axis that only one of them has.
+
+    Raises:
+        UsageError: with the axes that there are.
+    """
+    usual = {axis for _, targets in DEFAULT_RULES for axis in as_tuple(targets)} | REPLICA_AXES
+    for logical, targets in rules:
+        for axis in as_tuple(targets):
+            if axis not in usual.union(mesh_axes):
+                hint = near(axis, usual.union(mesh_axes))
+                there = ", ".join(sorted(mesh_axes))
+                raise UsageError(
+                    f"rules: {logical}={axis}: there is no mesh axis {axis!r}{hint}; the meshes have {there}"
+                )
+
+
 def _parse_rule(item: str, text: str) -> Rule:
     logical, equals, targets = (part.strip() for part in item.partition("="))
     axes = tuple(axis.strip() for axis in targets.split("+"))
@@ -51,6 +74,8 @@ def _read_file(path: Path) -> list[Rule]:
         raise UsageError(f"rules {str(path)!r}: no such file; {_EXPECTED}") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"rules {str(path)!r}: {error}") from error
+    except RecursionError as error:
+        raise UsageError(f"rules {str(path)!r}: the JSON is nested too deeply") from error
     if not isinstance(data, list):
         raise UsageError(f"rules {str(path)!r}: expected a JSON list of [LOGICAL, MESH] pairs")
     return [_rule_of(entry, path) for entry in data]

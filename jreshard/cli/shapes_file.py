@@ -1,6 +1,7 @@
 """Shapes of a model of one's own: from the header of a safetensors file, or written down as JSON."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,12 @@ from jreshard._wire import UNUSABLE
 from jreshard.cli.checkpoint import open_checkpoint
 from jreshard.cli.errors import UsageError
 from jreshard.models import Weight
+
+#: Sizes and figures are kept in 64 bits.
+MOST_BYTES = (1 << 63) - 1
+#: NumPy's `longdouble` and `clongdouble`, numbers that JAX has no arrays of.
+_LONG_DOUBLES = "gG"
+_SHOWN = 80
 
 
 @dataclass(frozen=True)
@@ -48,14 +55,26 @@ def read_shapes(path: Path) -> Shapes:
 
 def _load(path: Path) -> Mapping[str, Any]:
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(), object_pairs_hook=_without_repeats)
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise UsageError(f"{path}: the JSON is nested too deeply") from error
     if not isinstance(data, dict) or not data:
         raise UsageError(f'{path}: expected an object like {{"name": {{"shape": [64, 32]}}}}')
     return data
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object with these members; JSON itself would let the last of several with one name win."""
+    out: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in out:
+            raise ValueError(f"{name!r} is there twice in one object")
+        out[name] = value
+    return out
 
 
 def _from_json(data: Mapping[str, Any], path: Path) -> Shapes:
@@ -63,9 +82,12 @@ def _from_json(data: Mapping[str, Any], path: Path) -> Shapes:
     for name, entry in data.items():
         where = f"{path}: {name}"
         if not isinstance(entry, dict) or not entry.keys() <= {"shape", "dtype", "axes"}:
-            raise UsageError(f"{where}: expected an object with shape, dtype and axes, found {json.dumps(entry)}")
-        shape = _shape(entry.get("shape"), where)
-        structs[name] = jax.ShapeDtypeStruct(shape, _dtype(entry.get("dtype", "bfloat16"), where))
+            raise UsageError(f"{where}: expected an object with shape, dtype and axes, found {_shown(entry)}")
+        shape, dtype = _shape(entry.get("shape"), where), _dtype(entry.get("dtype", "bfloat16"), where)
+        # even an array without elements may have no dims that do not fit
+        if math.prod(max(size, 1) for size in shape) * dtype.itemsize > MOST_BYTES:
+            raise UsageError(f"{where}: shape is {_shown(list(shape))}; expected at most {MOST_BYTES:,} bytes")
+        structs[name] = jax.ShapeDtypeStruct(shape, dtype)
         if "axes" in entry:
             weights[name] = Weight(shape, _axes(entry["axes"], len(shape), where))
     return Shapes(structs, weights)
@@ -75,17 +97,20 @@ def _shape(given: Any, where: str) -> tuple[int, ...]:
     # bool is an int to Python
     if isinstance(given, list) and all(type(size) is int and size >= 0 for size in given):
         return tuple(given)
-    raise UsageError(f"{where}: shape is {json.dumps(given)}; expected a list of sizes")
+    raise UsageError(f"{where}: shape is {_shown(given)}; expected a list of sizes")
 
 
 def _dtype(given: Any, where: str) -> np.dtype[Any]:
     expected = "expected one that JAX arrays have, such as bfloat16 or float32"
+    # to NumPy `None` is float64, and text may be an expression that does not parse
     try:
-        dtype: np.dtype[Any] = jnp.dtype(given)
-    except TypeError:
-        raise UsageError(f"{where}: dtype is {json.dumps(given)}; {expected}") from None
-    if dtype.name in UNUSABLE or not (jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_):
-        raise UsageError(f"{where}: dtype is {json.dumps(given)}; {expected}")
+        dtype: np.dtype[Any] | None = jnp.dtype(given) if isinstance(given, str) else None
+    except (TypeError, ValueError, SyntaxError):
+        dtype = None
+    if dtype is None or dtype.name in UNUSABLE or dtype.char in _LONG_DOUBLES or not dtype.isnative:
+        raise UsageError(f"{where}: dtype is {_shown(given)}; {expected}")
+    if not (jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_):
+        raise UsageError(f"{where}: dtype is {_shown(given)}; {expected}")
     return dtype
 
 
@@ -93,4 +118,10 @@ def _axes(given: Any, ndim: int, where: str) -> tuple[str | None, ...]:
     named = isinstance(given, list) and all(axis is None or isinstance(axis, str) for axis in given)
     if named and len(given) == ndim:
         return tuple(given)
-    raise UsageError(f"{where}: axes is {json.dumps(given)}; expected a list of {ndim} names or null")
+    raise UsageError(f"{where}: axes is {_shown(given)}; expected a list of {ndim} names or null")
+
+
+def _shown(value: Any) -> str:
+    """The start of a value as JSON."""
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

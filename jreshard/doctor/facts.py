@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-TRANSPORTS = ("host", "p2p", "nccl")
+from jreshard import _transport
+
+#: What `"auto"` chooses among.
+TRANSPORTS = tuple(name for name in _transport.TRANSPORTS if name != "auto")
 
 
 @dataclass(frozen=True)

@@ -62,15 +62,18 @@ def mesh_axes_of(axes: Axes, rules: Sequence[Rule], mesh_axes: Collection[str]) 
 
 
 def check_rules(rules: Sequence[Rule], mesh_axes: Iterable[str], logical_axes: Collection[str]) -> None:
-    """Refuses meshes with an axis that no rule names, and rules for logical axes that do not exist.
+    """Refuses meshes with an axis that no rule names, rules for logical axes that do not exist, and axes named twice.
 
     Raises:
         ValueError: with the names that exist.
     """
     logical = set(logical_axes) | {name for name, _ in DEFAULT_RULES}
-    for name, _ in rules:
+    for name, targets in rules:
         if name not in logical:
             raise ValueError(f"there is no logical axis {name!r}{near(name, logical)}; there are {_listed(logical)}")
+        axes = as_tuple(targets)
+        if len(set(axes)) < len(axes):
+            raise ValueError(f"the rule for {name!r} names a mesh axis twice: {', '.join(axes)}")
     named = {axis for _, targets in rules for axis in as_tuple(targets)}
     for axis in mesh_axes:
         if axis not in named | REPLICA_AXES:

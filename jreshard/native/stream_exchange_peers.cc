@@ -54,7 +54,14 @@ void StreamExchange::heard(int process, const Message& message) {
   }
   auto& arrays = message.phase == 0 ? call->sources : call->received;
   for (size_t i = 0; i < message.addresses.size(); ++i) {
-    arrays[message.rank][plan_.chunk_begin(message.chunk) + i] = reinterpret_cast<const void*>(message.addresses[i]);
+    const void*& known = arrays[message.rank][plan_.chunk_begin(message.chunk) + i];
+    const void* const address = reinterpret_cast<const void*>(message.addresses[i]);
+    // Phases after the second tell again what those before have told, and what may be read at this moment.
+    if (known == address) continue;
+    if (known) {
+      return fail(*call, "jreshard: " + peers_->name(process) + " sent other addresses than before");
+    }
+    known = address;
   }
   call->told[slot(message.chunk, message.phase, message.rank)] = true;
   changed_.notify_all();

@@ -6,7 +6,6 @@ import jax
 import pytest
 
 from jreshard.bench.cases import CASES, amount, nbytes
-from jreshard.bench.model_shapes import llama_3_1_8b, qwen3_30b_a3b
 
 GIB = 1 << 30
 
@@ -24,9 +23,10 @@ def test_sizes() -> None:
 
 
 def test_models() -> None:
-    llama, qwen = llama_3_1_8b(), qwen3_30b_a3b()
+    llama, qwen = (CASES[name].scaled(1) for name in ("llama-8b", "qwen3-30b-a3b"))
     assert len(llama) == 291
     assert sum(map(math.prod, llama.values())) == 8_030_261_248  # as published
+    assert len(qwen) == 579
     assert sum(map(math.prod, qwen.values())) == 30_532_122_624  # as published
 
 

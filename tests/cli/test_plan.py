@@ -90,10 +90,56 @@ def test_leaf_paths_may_be_written_with_dots(capsys: pytest.CaptureFixture[str])
     assert "['layers'][3]['mlp']['up']" in dotted
 
 
-def test_a_picture(tmp_path: Path) -> None:
-    path = tmp_path / "plan.png"
+@pytest.mark.parametrize(("name", "start"), [("plan.png", b"\x89PNG"), ("plan.pdf", b"%PDF")])
+def test_a_picture(tmp_path: Path, name: str, start: bytes) -> None:
+    path = tmp_path / name
     assert main(["plan", *LLAMA, "--plot", str(path)]) == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.read_bytes().startswith(start)
+
+
+def test_a_broken_matplotlib_is_told_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["plan", *LLAMA, "--plot", "plan.png"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "--plot: matplotlib is installed, and cannot be imported: import of matplotlib.figure" in captured.err
+
+
+def test_outputs_that_cannot_be_written_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "plan.png"
+    folder.mkdir()
+    for option in ("--json", "--plot"):
+        assert main(["plan", *LLAMA, option, str(folder)]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert f"{option} {folder}: is a directory; expected a file" in captured.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_disk_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *LLAMA, "--json", "/dev/full"]) == 2
+    assert "error: --json /dev/full: No space left on device" in capsys.readouterr().err
+
+
+def test_axes_that_split_nothing_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "llama-3.1-8b", "--src", "ep=4,tp=2", "--dst", "dp=2,tp=4"]) == 0
+    assert capsys.readouterr().err == "note: --src: no array is split along ep=4; its ranks hold copies\n"
+
+
+@pytest.mark.parametrize("form", [[], ["--unstacked"]])
+def test_axes_along_which_arrays_lie_on_some_devices_split_them(
+    form: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--model", "gpt-oss-120b", "--src", "pp=2,ep=4", "--dst", "ep=8", *form]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_rules_may_name_an_axis_that_only_one_mesh_has(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--model", "llama-3.1-8b", "--src", "shard=2", "--dst", "tp=2", "--rules", "embed=shard+fsdp"]
+    assert main(["plan", *arguments]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_safetensors_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +237,7 @@ def test_separate_meshes_share_no_domain() -> None:
 
 
 def test_domains_follow_the_devices_in_whatever_order_a_plan_ranks_them() -> None:
-    src, _, placed = paper_meshes({"tp": 16}, {"tp": 8}, Topology.preset("h100-8"), colocated=True)
+    src, _, placed = paper_meshes({"tp": 16}, {"dp": 16}, Topology.preset("h100-8"), colocated=True)
     devices = list(src.devices.flat)[::2] + list(src.devices.flat)[1::2]
     assert placed.place(devices, 16).domain.tolist() == [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4
 
@@ -216,6 +262,20 @@ def test_colocated_meshes_share_devices(capsys: pytest.CaptureFixture[str]) -> N
         (["--model", "qwen3-32b", "--src", "pp=65", "--dst", "tp=8"], "has 64 layers; they do not make 65"),
         ([*LLAMA, "--rules", "head=tp"], "no logical axis 'head' (did you mean 'heads'"),
         ([*LLAMA, "--rules", "none.json"], "rules 'none.json': no such file"),
+        (
+            [*LLAMA, "--rules", "embed=fdsp"],
+            "embed=fdsp: there is no mesh axis 'fdsp' (did you mean 'fsdp' or 'dp'?); the",
+        ),
+        ([*LLAMA, "--rules", "embed=tp+tp"], "--src: the rule for 'embed' names a mesh axis twice: tp, tp"),
+        ([*LLAMA, "--plot", "plan.gif"], "--plot plan.gif: expected a file that ends in .png, .pdf, .svg"),
+        (
+            ["--model", "qwen3-32b", "--src", "dp=1000000000000", "--dst", "tp=8"],
+            "mesh 'dp=1000000000000' has 1,000,000,000,000 devices; expected at most 1,048,576",
+        ),
+        (
+            ["--model", "qwen3-32b", "--src", "tp=4", "--dst", "tp=8", "--colocated"],
+            "--colocated: the source mesh has 4 devices and the destination mesh 8; expected equally many",
+        ),
         ([*LLAMA, "--src-rules", "layers=fsdp+tp"], "--src: layers are split along fsdp and tp; expected one"),
         ([*LLAMA, "--explain", "layers.mlp.ups"], "no leaf 'layers.mlp.ups' among 12; there are layers.mlp.up"),
         ([*LLAMA, "--json", "no/such/place.json"], "--json no/such/place.json: no such directory: no/such"),
@@ -251,6 +311,14 @@ def test_uneven_stages_can_be_refused(capsys: pytest.CaptureFixture[str]) -> Non
         ({"w": {"shape": [True]}}, "w: shape is [true]"),
         ({"w": {"shape": [2], "dtype": "float31"}}, 'w: dtype is "float31"; expected one that JAX arrays have'),
         ({"w": {"shape": [2], "dtype": "U8"}}, 'w: dtype is "U8"'),
+        ({"w": {"shape": [2], "dtype": None}}, "w: dtype is null"),
+        ({"w": {"shape": [2], "dtype": "complex256"}}, 'w: dtype is "complex256"'),
+        ({"w": {"shape": [2], "dtype": "(2,f4"}}, 'w: dtype is "(2,f4"'),
+        ({"w": {"shape": [10**20]}}, "w: shape is [100000000000000000000]; expected at most 9,223,372,036,854,775,807"),
+        ({"w": {"shape": [0, 2**62]}}, "w: shape is [0, 4611686018427387904]; expected at most"),
+        ({"v": {"shape": [2**61]}, "w": {"shape": [2**61]}}, "would hold 18,446,744,073,709,551,616 bytes; expected"),
+        ({"w": {"shape": [[2] * 100]}}, "2, ...; expected a list of sizes"),
+        ({"w": {"shape": [2], "axes": ["embde"]}}, "w: no rule names the axis 'embde' (did you mean 'embed'?); the"),
         ({"w": {"shape": [2], "axes": ["embed", "mlp"]}}, "w: axes is"),
         ({"w": {"shape": [2], "axes": "embed"}}, "expected a list of 1 names or null"),
         ({"w": {"shape": [3], "axes": ["mlp"]}}, "--src: the weights do not fit the mesh tp=2"),
@@ -262,8 +330,34 @@ def test_bad_shapes_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert message in capsys.readouterr().err
 
 
-def test_text_that_is_no_json_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "Expecting property name"),
+        ("[" * 100_000, "the JSON is nested too deeply"),
+        ('{"w": {"shape": [2]}, "w": {"shape": [4]}}', "'w' is there twice in one object"),
+    ],
+)
+def test_text_that_is_no_good_json_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
     path = tmp_path / "shapes.json"
-    path.write_text("{")
+    path.write_text(text)
     assert main(["plan", "--shapes", str(path), "--src", "tp=2", "--dst", "tp=2"]) == 2
-    assert f"{path}: Expecting property name" in capsys.readouterr().err
+    assert f"{path}: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        (["embed", "mlp"], "--src: pp=2 is for layers, and no array of"),
+        (["layers", "mlp"], "--src: w: 3 layers do not divide among pp=2"),
+    ],
+)
+def test_stages_for_shapes_are_refused_in_the_commands_own_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], axes: list[str], message: str
+) -> None:
+    path = write_json(tmp_path / "shapes.json", {"w": {"shape": [3, 4], "axes": axes}})
+    assert main(["plan", "--shapes", str(path), "--src", "pp=2", "--dst", "tp=2"]) == 2
+    assert message in (told := capsys.readouterr().err)
+    assert "stage_axis" not in told

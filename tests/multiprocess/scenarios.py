@@ -14,8 +14,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jreshard
+from jreshard import _compat
 
-LEAVES_AT_ONCE = {"a_process_dies", "a_process_dies_while_others_wait"}
+LEAVES_AT_ONCE = {"a_process_dies_while_others_wait"}
 OPTIONS: dict[str, Any] = {"timeout": 40.0, "transport": os.environ.get("JRESHARD_TEST_TRANSPORT", "auto")}
 
 ROWS, COLS, WHOLE = P("x"), P(None, "x"), P()
@@ -170,13 +171,13 @@ def a_process_is_late() -> None:
     src, dst = on([0], WHOLE), on([last], WHOLE)
     host = tree()
     jreshard.transfer(place(host, src), src, dst, **OPTIONS)
+    client = _compat.distributed_client()
     if jax.process_index() == 1:
-        time.sleep(3.0)
+        assert _compat.coordination_get(client, "given up", OPTIONS["timeout"])
     else:
-        begin = time.monotonic()
         with pytest.raises(TimeoutError, match="process 1"):
             jreshard.transfer(place(host, src), src, dst, **{**OPTIONS, "timeout": 1.0})
-        assert time.monotonic() - begin < 3.0
+        _compat.coordination_set(client, "given up", "yes")
     got = jreshard.transfer(place(host, src), src, dst, **OPTIONS)
     oracle.assert_tree_holds(got, host, dst)
 
@@ -189,10 +190,8 @@ def a_process_dies_while_others_wait() -> None:
     if jax.process_index() == 1:
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
-    begin = time.monotonic()
-    with pytest.raises(ConnectionError, match="process 1"):
+    with pytest.raises(ConnectionError, match="process 1"):  # a TimeoutError if nobody noticed
         jreshard.transfer(place(host, src), src, dst, **OPTIONS)
-    assert time.monotonic() - begin < 20.0
     assert float(jnp.sum(jnp.ones(8))) == 8.0  # other work goes on
 
 

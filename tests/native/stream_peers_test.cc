@@ -491,6 +491,7 @@ void test_lost_processes() {
       }
       for (std::thread& thread : threads) thread.join();
       for (int process = 0; process < 3; ++process) {
+        if (lost == 1 && process == 2 && errors[process].empty()) continue;  // had read all before
         // Some are told by others, among them the one that sees its own links end.
         check_one_of(errors[process],
                      {"is gone: its connection is closed", "was disconnected", "is not linked", "given up"});
