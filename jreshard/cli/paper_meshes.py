@@ -14,6 +14,8 @@ from jreshard.cli.mesh_spec import format_mesh_spec
 
 #: More would fill the memory before anything is planned.
 _MOST_DEVICES = 1 << 20
+#: Well below what NumPy's arrays can have.
+_MOST_AXES = 32
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def paper_meshes(
     devices of its own, from the first domain on that the source leaves alone.
 
     Raises:
-        UsageError: a mesh has too many devices, or `colocated` meshes have not equally many.
+        UsageError: a mesh has too many devices or axes, or `colocated` meshes have not equally many.
     """
     sources, targets = _num_devices(src_axes), _num_devices(dst_axes)
     if colocated and sources != targets:
@@ -51,6 +53,8 @@ def paper_meshes(
 
 
 def _num_devices(axes: Mapping[str, int]) -> int:
+    if len(axes) > _MOST_AXES:
+        raise UsageError(f"mesh {format_mesh_spec(axes)!r} has {len(axes)} axes; expected at most {_MOST_AXES}")
     count = math.prod(axes.values())
     if count > _MOST_DEVICES:
         raise UsageError(f"mesh {format_mesh_spec(axes)!r} has {count:,} devices; expected at most {_MOST_DEVICES:,}")

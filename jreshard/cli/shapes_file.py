@@ -20,6 +20,8 @@ from jreshard.models import Weight
 MOST_BYTES = (1 << 63) - 1
 #: NumPy's `longdouble` and `clongdouble`, numbers that JAX has no arrays of.
 _LONG_DOUBLES = "gG"
+#: Well below what NumPy's arrays can have.
+_MOST_DIMS = 32
 _SHOWN = 80
 
 
@@ -95,9 +97,10 @@ def _from_json(data: Mapping[str, Any], path: Path) -> Shapes:
 
 def _shape(given: Any, where: str) -> tuple[int, ...]:
     # bool is an int to Python
-    if isinstance(given, list) and all(type(size) is int and size >= 0 for size in given):
+    sizes = isinstance(given, list) and all(type(size) is int and size >= 0 for size in given)
+    if sizes and len(given) <= _MOST_DIMS:
         return tuple(given)
-    raise UsageError(f"{where}: shape is {_shown(given)}; expected a list of sizes")
+    raise UsageError(f"{where}: shape is {_shown(given)}; expected a list of sizes, at most {_MOST_DIMS}")
 
 
 def _dtype(given: Any, where: str) -> np.dtype[Any]:

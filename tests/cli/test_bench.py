@@ -72,7 +72,7 @@ def test_processes_that_do_not_start(
     ("arguments", "message"),
     [
         (["--cases", "one,seventeen"], "--cases: no seventeen; there are one, "),
-        (["--transports", "pigeon"], "--transports: no pigeon; there are host, p2p, nccl"),
+        (["--transports", "pigeon"], "--transports: no pigeon; there are nccl, p2p, host"),
         (["--json", "/no/such/folder/out.json"], "no such directory: /no/such/folder"),
     ],
 )

@@ -269,6 +269,10 @@ def test_colocated_meshes_share_devices(capsys: pytest.CaptureFixture[str]) -> N
         ([*LLAMA, "--rules", "embed=tp+tp"], "--src: the rule for 'embed' names a mesh axis twice: tp, tp"),
         ([*LLAMA, "--plot", "plan.gif"], "--plot plan.gif: expected a file that ends in .png, .pdf, .svg"),
         (
+            ["--model", "qwen3-32b", "--src", ",".join(f"a{i}=1" for i in range(33)), "--dst", "tp=8"],
+            "a32=1' has 33 axes; expected at most 32",
+        ),
+        (
             ["--model", "qwen3-32b", "--src", "dp=1000000000000", "--dst", "tp=8"],
             "mesh 'dp=1000000000000' has 1,000,000,000,000 devices; expected at most 1,048,576",
         ),
@@ -318,6 +322,7 @@ def test_uneven_stages_can_be_refused(capsys: pytest.CaptureFixture[str]) -> Non
         ({"w": {"shape": [0, 2**62]}}, "w: shape is [0, 4611686018427387904]; expected at most"),
         ({"v": {"shape": [2**61]}, "w": {"shape": [2**61]}}, "would hold 18,446,744,073,709,551,616 bytes; expected"),
         ({"w": {"shape": [[2] * 100]}}, "2, ...; expected a list of sizes"),
+        ({"w": {"shape": [1] * 33}}, "expected a list of sizes, at most 32"),
         ({"w": {"shape": [2], "axes": ["embde"]}}, "w: no rule names the axis 'embde' (did you mean 'embed'?); the"),
         ({"w": {"shape": [2], "axes": ["embed", "mlp"]}}, "w: axes is"),
         ({"w": {"shape": [2], "axes": "embed"}}, "expected a list of 1 names or null"),
