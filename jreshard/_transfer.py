@@ -103,9 +103,9 @@ def plan(
         dtype: as for `transfer`.
         transform: as for `transfer`.
         topology: a `Topology`, or the name of a preset: which ranks share a fast domain and what the links carry. The
-            loads of the links are then evened out over the whole plan: boxes are split, and replicas pass on to each other what one of them was
-            sent. Without
-            one, all devices count as equally near, and each box is sent by one replica in turn.
+            loads of the links are then evened out over the whole plan: boxes are split, and replicas pass on to each
+            other what one of them was sent. Without one, all devices count as equally near, and each box is sent by one
+            replica in turn.
 
     Raises:
         ValueError: as `transfer`; or the topology does not fit the meshes.

@@ -30,22 +30,6 @@ Plan random_plan_of(std::mt19937& random, int ranks, int max_leaves) {
 
 int64_t random_slot(std::mt19937& random) { return draw(random, 0, 2) ? draw(random, 20, 400) : 1 << 20; }
 
-// Large boxes straight between the arrays, and others through the slots of one side.
-Plan large_plan(std::mt19937& random, int ranks) {
-  constexpr int64_t kLarge = 256 << 10;
-  Plan plan(draw(random, 1, 3), std::vector<int>(ranks, kSends | kReceives));
-  plan.add_template();
-  for (int src = 0; src < ranks; ++src) {
-    for (int dst = 0; dst < ranks; ++dst) {
-      const int64_t out = draw(random, 0, 3), in = draw(random, 0, 3);
-      const int64_t run = kLarge / 4 + draw(random, 0, 9);
-      plan.add(src, dst, {{0, 0, 1, 2, run, {{4, run + out, run + in}}}, 4 * (run + out) + 1, 4 * (run + in) + 2});
-    }
-  }
-  plan.table.leaf_template = {0, 0};
-  return plan;
-}
-
 // Everything from one thread, in a random order, while the devices get on by fits and starts.
 void call_from_one_thread(NcclWorld& world, Transfers& t, uint32_t id, std::mt19937& random) {
   for (int process = 0; process < world.num_processes(); ++process) CHECK(t.exchange(process).begin(id, kLong));
@@ -104,7 +88,7 @@ void test_processes_with_threads() {
     NcclWorld world(random_processes(random, ranks), seed);
     world.connect();
     Transfers first(world, random_plan_of(random, ranks, 8), random_slot(random));
-    Transfers second(world, seed % 4 ? random_plan_of(random, ranks, 8) : large_plan(random, ranks), 100'000);
+    Transfers second(world, random_plan_of(random, ranks, 8), random_slot(random));
     {
       const RunningDevices running(world.driver, 1 << seed % 9);
       std::vector<std::function<void()>> processes;
@@ -119,7 +103,37 @@ void test_processes_with_threads() {
     for (Transfers* t : {&first, &second}) t->check_overwritten();
     messages += world.nccl.messages();
   }
-  CHECK(messages > 500);
+  CHECK(messages > 300);
+}
+
+// Boxes that go straight from or to the arrays on both sides, on one or on none, with small ones between.
+void test_large_boxes() {
+  constexpr int64_t kRun = 64 << 10, kRows = 4;
+  for (const std::vector<int>& processes : {std::vector<int>{0, 0}, {0, 1}}) {
+    Plan plan(2, {kSends | kReceives, kSends | kReceives});
+    plan.add_template();
+    for (const int64_t out : {0, 3}) {
+      for (const int64_t in : {0, 5}) {
+        const std::vector<jreshard::Dim> dims{{kRows, kRun + out, kRun + in}};
+        plan.add(out > 0, in == 0, {{0, 0, 1, 2, kRun, dims}, kRows * (kRun + out) + 1, kRows * (kRun + in) + 2});
+        plan.add(out > 0, in > 0, {{0, 0, 1, 2, 7, {}}, 8, 9});
+      }
+    }
+    plan.table.leaf_template = {0, 0, 0};
+    NcclWorld world(processes, 1);
+    world.connect();
+    Transfers t(world, plan, 100'000);
+    {
+      const RunningDevices running(world.driver);
+      for (uint32_t id = 1; id <= 2; ++id) {
+        for (const std::string& error : t.run_everywhere(id)) CHECK_TEXT(error, "");
+      }
+    }
+    world.driver.run_all();
+    for (int rank : {0, 1}) t.overwrite_on_stream(rank);
+    world.driver.run_all();
+    t.check_overwritten();
+  }
 }
 
 // A device that has so much work ahead that those who enqueue more wait until it gets on.
@@ -192,6 +206,7 @@ int main() {
   return run_tests({
       {"random_plans", test_random_plans},
       {"processes_with_threads", test_processes_with_threads},
+      {"large_boxes", test_large_boxes},
       {"full_queues", test_full_queues},
       {"one_thread_with_full_queues_times_out", test_one_thread_with_full_queues_times_out},
       {"nothing_is_left_behind", test_nothing_is_left_behind},
