@@ -41,7 +41,7 @@ class PullConnection:
             return self._exchange, Exchange.next_call()
         answers = self._party.agree(what, {"call": Exchange.next_call(), **_links.facts()}, deadline)
         _links.mend(self._party, answers, deadline)
-        return self._exchange, max(answer["call"] for answer in answers.values())
+        return self._exchange, Exchange.agree_on_call(answer["call"] for answer in answers.values())
 
     def close(self) -> None:
         """Forgets the exchange."""
@@ -87,7 +87,7 @@ class NcclConnection:
         if not all(answer["ready"] for answer in answers.values()):
             shared = found is not None and all(answer["communicator"] == found.name for answer in answers.values())
             self._prepare(found if shared else None, deadline)
-        return self._opened, max(answer["call"] for answer in answers.values())
+        return self._opened, Exchange.agree_on_call(answer["call"] for answer in answers.values())
 
     def _prepare(self, found: Communicator | None, deadline: Deadline) -> None:
         """Joins a new communicator where none is given, connects it, and opens the exchange: in all processes, or none.

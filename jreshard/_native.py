@@ -6,9 +6,9 @@ version, and the handlers are all that XLA calls.
 
 import atexit
 import ctypes
-import itertools
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +22,6 @@ PUBLISH, RECEIVE, RELEASE = "jreshard_publish", "jreshard_receive", "jreshard_re
 ERROR_BYTES = 1024
 _EXIT_SECONDS = 5.0
 _LONGEST_SECONDS = 1e9  # what the clock's arithmetic can take
-_call_ids = itertools.count(1)
 
 
 @cache
@@ -133,6 +132,28 @@ def is_connected(process: int) -> bool:
     return bool(library().jreshard_connected(jax.process_index(), process))
 
 
+class _Calls:
+    """Numbers of calls: they only rise, also past those that other processes have chosen."""
+
+    def __init__(self) -> None:
+        self._last, self._lock = 0, threading.Lock()
+
+    def next(self) -> int:
+        """The next one."""
+        with self._lock:
+            self._last += 1
+            return self._last % 2**32
+
+    def reach(self, number: int) -> int:
+        """Sees to it that the next one is higher than `number`, which it returns."""
+        with self._lock:
+            self._last = max(self._last, number)
+            return number
+
+
+_calls = _Calls()
+
+
 class TransferError(RuntimeError):
     """A transfer that was under way and failed; its result is not there."""
 
@@ -186,8 +207,13 @@ class Exchange:
 
     @staticmethod
     def next_call() -> int:
-        """A number for the next call, different from those that this process has used."""
-        return next(_call_ids) % 2**32
+        """A number for the next call, higher than all that this process has used."""
+        return _calls.next()
+
+    @staticmethod
+    def agree_on_call(proposed: Iterable[int]) -> int:
+        """The number that processes use which have proposed these."""
+        return _calls.reach(max(proposed))
 
     def begin(self, call: int, timeout: float) -> None:
         """Opens a call that fails by itself after `timeout` seconds.

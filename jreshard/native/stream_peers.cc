@@ -104,6 +104,11 @@ std::shared_ptr<StreamPeers::Neighbour> StreamPeers::held(int process) {
   return found->second;
 }
 
+void StreamPeers::check_linked(int process, uint64_t serial) const {
+  if (placement_.peers->link_serial(process) == serial) return;
+  throw std::runtime_error("jreshard: " + name(process) + " is not linked to this process any more");
+}
+
 std::shared_ptr<FlagPage> StreamPeers::page_of(int process, CallId id) {
   std::shared_ptr<FlagPage> found;
   {
@@ -113,11 +118,8 @@ std::shared_ptr<FlagPage> StreamPeers::page_of(int process, CallId id) {
     auto neighbour = neighbours_.find(process);
     const uint64_t serial = neighbour == neighbours_.end() ? 0 : neighbour->second->serial;
     auto sent = placement_.peers->flags(process, serial, placement_.key);
-    if (!sent) {
-      const bool gone = placement_.peers->link_serial(process) != serial;
-      throw std::runtime_error("jreshard: " + name(process) +
-                               (gone ? " is not linked to this process any more" : " has not sent its page of flags"));
-    }
+    check_linked(process, serial);
+    if (!sent) throw std::runtime_error("jreshard: " + name(process) + " has not sent its page of flags");
     auto page = pages_.find(process);
     if (page == pages_.end() || page->second.sent != sent) {
       Page fresh{std::move(sent), nullptr};
@@ -178,6 +180,7 @@ const void* StreamPeers::translate(int source, const void* address, int reader) 
   for (Peers::Lent& lent : placement_.peers->take_lent(process, from->serial)) {
     from->imports.add(described(lent.message), std::move(lent.attached));
   }
+  check_linked(process, from->serial);
   return from->imports.translate(reinterpret_cast<uint64_t>(address), ordinals_.at(reader));
 }
 

@@ -92,6 +92,8 @@ class StreamPeers {
   std::shared_ptr<Neighbour> neighbour(int process);
   // The one that the calls under way use.
   std::shared_ptr<Neighbour> held(int process);
+  // After something of the link was asked for, which is missing where there is another link by now.
+  void check_linked(int process, uint64_t serial) const;
   void renew_page();
   // The page of another process, which has sent it before it published in this call.
   std::shared_ptr<FlagPage> page_of(int process, CallId id);

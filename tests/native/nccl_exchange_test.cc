@@ -115,11 +115,13 @@ void test_large_boxes() {
     for (const int64_t out : {0, 3}) {
       for (const int64_t in : {0, 5}) {
         const std::vector<jreshard::Dim> dims{{kRows, kRun + out, kRun + in}};
-        plan.add(out > 0, in == 0, {{0, 0, 1, 2, kRun, dims}, kRows * (kRun + out) + 1, kRows * (kRun + in) + 2});
-        plan.add(out > 0, in > 0, {{0, 0, 1, 2, 7, {}}, 8, 9});
+        for (int src : {0, 1}) {
+          plan.add(src, 1 - src, {{0, 0, 1, 2, kRun, dims}, kRows * (kRun + out) + 1, kRows * (kRun + in) + 2});
+          plan.add(src, 1 - src, {{0, 0, 1, 2, 7, {}}, 8, 9});
+        }
       }
     }
-    plan.table.leaf_template = {0, 0, 0};
+    plan.table.leaf_template = {0};
     NcclWorld world(processes, 1);
     world.connect();
     Transfers t(world, plan, 100'000);

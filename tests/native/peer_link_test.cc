@@ -259,7 +259,7 @@ void test_messages_are_read_as_written() {
   // A message of one kind, labelled as another.
   std::vector<char> labelled = encode(publish);
   labelled[0] = Message::kDone;
-  CHECK_TEXT(decode_error(labelled), "it ends in 16 bytes that do not belong there");
+  CHECK_TEXT(decode_error(labelled), "it ends in bytes that do not belong there");
 }
 
 void test_boxes_are_read_from_memory() {
