@@ -64,7 +64,7 @@ class Case:
 
 def nbytes(shape: tuple[int, ...]) -> int:
     """Bytes of a leaf."""
-    return math.prod(shape) * DTYPE.itemsize
+    return int(math.prod(shape) * DTYPE.itemsize)
 
 
 def amount(size: int) -> str:
