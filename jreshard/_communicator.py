@@ -1,6 +1,5 @@
 """NCCL communicators: this process's part of each, shared by all plans over the same devices."""
 
-import atexit
 import ctypes
 import os
 import weakref
@@ -44,6 +43,7 @@ class Communicator:
         ):
             raise RuntimeError(told(error))
         self.handle = handle.value
+        # Also when Python ends: NCCL's threads must not outlive the driver.
         self._finalizer = weakref.finalize(self, self._lib.jreshard_nccl_close, self.handle)
 
     @property
@@ -99,10 +99,3 @@ def join(devices: tuple[Any, ...], unique_id: bytes, timeout: float) -> Communic
         old.close()
     made = _open[devices] = Communicator(devices, unique_id, timeout)
     return made
-
-
-@atexit.register
-def _close_all() -> None:
-    # NCCL's threads must not outlive the driver.
-    for communicator in list(_open.values()):
-        communicator.close()

@@ -17,7 +17,7 @@ _STAGING_MIB, _MOST_STAGING_MIB = 128, 64 << 10
 
 
 class PullConnection:
-    """For the transports by which destinations read the sources: `host`, and `p2p` in one process.
+    """For the transports by which destinations read the sources, `host` and `p2p`.
 
     Args:
         route: what moves.

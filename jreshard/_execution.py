@@ -17,14 +17,11 @@ from jreshard import _verify
 from jreshard._compat import is_array, row_major
 from jreshard._deadline import Deadline
 from jreshard._launch import Launcher
-from jreshard._native import ExchangeBroken
 from jreshard._route import Route, Target
 from jreshard._sources import lies_elsewhere
 from jreshard._transform import SourceTransform
 
 _RESULTS_KNOWN = 4  # as many buffers as a caller may use in turn without slow checks
-
-
 _HEAD_START = 64  # leaves that go ahead
 _HEAD_START_BYTES = 1 << 28  # of a route that is worth it: launching it takes as long as copying some hundred MB
 
@@ -136,12 +133,7 @@ class Execution:
         sources = _put([made[i] for i in leg.places], {i: _near(s) for i, s in leg.far_sources.items()})
         published = leg.launcher.prepare(sources)
         old = into and _put([into[i] for i in leg.places], {i: _near(s) for i, s in leg.far_targets.items()})
-        try:
-            new = leg.launcher.run(published, old, deadline, verify=verify)
-        except ExchangeBroken:
-            with self._lock:
-                self._legs.clear()  # the next transfer makes new ones
-            raise
+        new = leg.launcher.run(published, old, deadline, verify=verify)
         if verify and leg.launcher.party.takes_part:
             self._compare(leg, published, new, deadline)
         for i, array in zip(leg.places, _put(new, leg.far_targets), strict=True):
