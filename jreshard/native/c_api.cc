@@ -13,13 +13,12 @@
 #include <utility>
 #include <vector>
 
+#include "export.h"
 #include "guarded.h"
 #include "nccl_communicators.h"
 #include "nccl_exchange.h"
 #include "registry.h"
 #include "stream_exchange.h"
-
-#define JRESHARD_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace jreshard {
 namespace {
@@ -58,13 +57,6 @@ void sweep(Dropped& dropped) {
   }
 }
 
-const cuda::Driver& needed_driver() {
-  std::string error;
-  const cuda::Driver* const driver = cuda::driver(&error);
-  if (!driver) throw std::runtime_error(error);
-  return *driver;
-}
-
 // The links to other processes: one set for all exchanges. `self` is this process's number, always the same.
 std::shared_ptr<Peers> peers(int self) {
   static std::mutex* const mutex = new std::mutex;
@@ -96,7 +88,7 @@ std::shared_ptr<Opened> open(bool gpu, CopyPlan plan, std::vector<std::string> r
     opened->host = std::make_shared<HostExchange>(std::move(plan), std::move(rank_names), std::move(placement));
     return opened;
   }
-  opened->gpu = std::make_shared<StreamExchange>(std::move(plan), std::move(rank_names), needed_driver(),
+  opened->gpu = std::make_shared<StreamExchange>(std::move(plan), std::move(rank_names), cuda::driver(),
                                                  std::move(placement), std::move(ordinals));
   return opened;
 }
@@ -170,7 +162,7 @@ JRESHARD_EXPORT bool jreshard_open_nccl(int64_t key, const int64_t* table, size_
         locals[rank] = ordinals[rank];
       }
       opened->gpu = std::make_shared<jreshard::NcclExchange>(std::move(plan), jreshard::split_lines(rank_names),
-                                                             std::move(locals), jreshard::needed_driver(),
+                                                             std::move(locals), jreshard::cuda::driver(),
                                                              jreshard::find_communicator(communicator), slot_bytes);
       return opened;
     });

@@ -4,10 +4,10 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "export.h"
 #include "guarded.h"
 #include "nccl_communicators.h"
-
-#define JRESHARD_EXPORT extern "C" __attribute__((visibility("default")))
+#include "timeout.h"
 
 namespace jreshard {
 namespace {
@@ -20,11 +20,6 @@ std::mutex& communicators_mutex() {
 std::map<int64_t, std::shared_ptr<NcclCommunicator>>& communicators() {
   static auto* const all = new std::map<int64_t, std::shared_ptr<NcclCommunicator>>;
   return *all;
-}
-
-NcclCommunicator::Clock::time_point deadline_in(double timeout_s) {
-  return NcclCommunicator::Clock::now() +
-         std::chrono::duration_cast<NcclCommunicator::Clock::duration>(std::chrono::duration<double>(timeout_s));
 }
 
 }  // namespace
@@ -52,17 +47,15 @@ JRESHARD_EXPORT bool jreshard_nccl_unique_id(const char* library, char* id, char
 JRESHARD_EXPORT bool jreshard_nccl_join(const char* library, const char* id, int ranks, const int32_t* ordinals,
                                         double timeout_s, int64_t* handle, char* error, size_t capacity) {
   return jreshard::guarded(error, capacity, [&] {
-    std::string missing;
-    const jreshard::cuda::Driver* const driver = jreshard::cuda::driver(&missing);
-    if (!driver) throw std::runtime_error(missing);
     std::map<int, int> locals;
     for (int rank = 0; rank < ranks; ++rank) {
       if (ordinals[rank] >= 0) locals[rank] = ordinals[rank];
     }
     jreshard::nccl::UniqueId unique;
     std::memcpy(unique.bytes, id, sizeof(unique.bytes));
-    auto joined = std::make_shared<jreshard::NcclCommunicator>(
-        jreshard::nccl::library(library), *driver, ranks, std::move(locals), unique, jreshard::deadline_in(timeout_s));
+    auto joined =
+        std::make_shared<jreshard::NcclCommunicator>(jreshard::nccl::library(library), jreshard::cuda::driver(), ranks,
+                                                     std::move(locals), unique, jreshard::deadline_in(timeout_s));
     static int64_t next = 1;
     std::lock_guard<std::mutex> lock(jreshard::communicators_mutex());
     *handle = next++;

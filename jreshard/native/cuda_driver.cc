@@ -62,10 +62,10 @@ Loaded load() {
 
 }  // namespace
 
-const Driver* driver(std::string* error) {
+const Driver& driver() {
   static const Loaded* const loaded = new Loaded(load());
-  if (!loaded->usable) *error = loaded->error;
-  return loaded->usable ? &loaded->driver : nullptr;
+  if (!loaded->usable) throw std::runtime_error(loaded->error);
+  return loaded->driver;
 }
 
 void check(const Driver& driver, Result result, const char* what) {

@@ -118,8 +118,8 @@ struct Driver {
                              size_t* attr_indices, size_t num_attrs, size_t* fail_index, Stream stream);
 };
 
-// The driver of this process; null, with the reason in `error`, where it cannot be loaded.
-const Driver* driver(std::string* error);
+// The driver of this process. Throws std::runtime_error where it cannot be loaded.
+const Driver& driver();
 
 // Throws std::runtime_error where `result` is not success.
 void check(const Driver& driver, Result result, const char* what);

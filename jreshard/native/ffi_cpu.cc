@@ -2,6 +2,7 @@
 // None blocks: receive and release return futures that the exchange completes or its watchdog fails.
 #include <string>
 
+#include "export.h"
 #include "ffi_arrays.h"
 #include "registry.h"
 #include "xla/ffi/api/ffi.h"
@@ -74,8 +75,6 @@ ffi::Future release(int32_t ordinal, ffi::AnyBuffer call, ffi::Result<ffi::AnyBu
 
 }  // namespace
 }  // namespace jreshard
-
-#define JRESHARD_EXPORT extern "C" __attribute__((visibility("default")))
 
 using xla::ffi::AnyBuffer;
 using xla::ffi::DeviceOrdinal;

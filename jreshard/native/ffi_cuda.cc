@@ -1,6 +1,7 @@
 // XLA FFI handlers for CUDA devices. They run when a program is launched, and enqueue on its stream.
 #include <exception>
 
+#include "export.h"
 #include "ffi_arrays.h"
 #include "registry.h"
 #include "xla/ffi/api/ffi.h"
@@ -49,8 +50,6 @@ ffi::Error release(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::Re
 
 }  // namespace
 }  // namespace jreshard
-
-#define JRESHARD_EXPORT extern "C" __attribute__((visibility("default")))
 
 using xla::ffi::AnyBuffer;
 using xla::ffi::DeviceOrdinal;

@@ -4,15 +4,11 @@
 #include <stdexcept>
 #include <utility>
 
+#include "timeout.h"
 #include "workers.h"
 
 namespace jreshard {
-namespace {
-
-// Longer than any process lives, and few enough nanoseconds for the clock to add.
-constexpr double kMaxTimeoutS = 1e9;
-
-}  // namespace
+namespace {}  // namespace
 
 HostExchange::HostExchange(CopyPlan plan, std::vector<std::string> rank_names, Placement placement)
     : plan_(std::move(plan)), rank_names_(std::move(rank_names)), placement_(std::move(placement)) {
@@ -70,9 +66,7 @@ bool HostExchange::begin(CallId id, double timeout_s) {
     if (call->events_left == 0) return true;  // no part of it is here
     calls_.emplace(id, call);
     if (placement_.peers) early = placement_.peers->open(placement_.key, id, weak_from_this());
-    const std::chrono::duration<double> timeout(std::min(timeout_s, kMaxTimeoutS));
-    const auto deadline = Watchdog::Clock::now() + std::chrono::duration_cast<Watchdog::Clock::duration>(timeout);
-    call->deadline = Watchdog::shared().at(deadline, [self = shared_from_this(), id] {
+    call->deadline = Watchdog::shared().at(deadline_in(timeout_s), [self = shared_from_this(), id] {
       CallPtr call = self->find(id);
       if (call) self->abort(id, self->late(call));
     });

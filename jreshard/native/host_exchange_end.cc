@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "host_exchange.h"
+#include "timeout.h"
 
 namespace jreshard {
 namespace {
@@ -17,13 +18,6 @@ void add_names(std::string& text, const char* what, const std::set<int>& numbers
     text += separator + name(number);
     separator = ", ";
   }
-}
-
-std::string seconds(double value) {
-  std::string text = std::to_string(value);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text + " s";
 }
 
 }  // namespace

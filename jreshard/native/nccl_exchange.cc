@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "copy_engine.h"
+#include "timeout.h"
 
 namespace jreshard {
 namespace {
@@ -75,8 +76,7 @@ bool NcclExchange::begin(CallId id, double timeout_s) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (broken_.empty()) broken_ = communicator_->broken();
   if (!broken_.empty() || call_) return false;
-  const auto timeout = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
-  const Clock::time_point deadline = Clock::now() + timeout;
+  const Clock::time_point deadline = deadline_in(timeout_s);
   const auto ticket = Watchdog::shared().at(deadline, [weak = weak_from_this(), id] {
     if (const auto self = weak.lock()) self->expire(id);
   });
@@ -156,8 +156,8 @@ std::string NcclExchange::late(bool ask_devices) const {
     if (ask && driver_.EventQuery(device.done) == cuda::kNotReady) name(rank, "");
   }
   if (names.empty()) return names;
-  return "jreshard: transfer timed out after " + std::to_string(call_->timeout_s) +
-         " s; still sending, receiving or busy with earlier work: " + names;
+  return "jreshard: transfer timed out after " + seconds(call_->timeout_s) +
+         "; still sending, receiving or busy with earlier work: " + names;
 }
 
 void NcclExchange::wait(CallId id) {

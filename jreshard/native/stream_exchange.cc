@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "copy_engine.h"
+#include "timeout.h"
 
 namespace jreshard {
 
@@ -37,7 +38,7 @@ bool StreamExchange::begin(CallId id, double timeout_s) {
   auto call = std::make_shared<Call>();
   call->id = id;
   call->timeout_s = timeout_s;
-  call->deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+  call->deadline = deadline_in(timeout_s);
   call->sources.resize(ranks);
   call->received.resize(ranks);
   call->ready.resize(static_cast<size_t>(plan_.num_chunks()) * plan_.num_phases() * ranks);
@@ -151,8 +152,7 @@ template <typename Ready, typename Missing>
 void StreamExchange::wait(std::unique_lock<std::mutex>& lock, const CallPtr& call, Ready ready, Missing missing) {
   const bool in_time = changed_.wait_until(lock, call->deadline, [&] { return !call->error.empty() || ready(); });
   if (!in_time) {
-    fail(*call,
-         "jreshard: transfer timed out after " + std::to_string(call->timeout_s) + " s, waiting for " + missing());
+    fail(*call, "jreshard: transfer timed out after " + seconds(call->timeout_s) + ", waiting for " + missing());
   }
   if (!call->error.empty()) throw std::runtime_error(call->error);
 }

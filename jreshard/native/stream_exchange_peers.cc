@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "stream_exchange.h"
+#include "timeout.h"
 
 namespace jreshard {
 namespace {
@@ -101,8 +102,8 @@ void StreamExchange::wait(CallId id) {
   try {
     while (call->error.empty() && (call->launches_left > 0 || !arrived(*call))) {
       if (Clock::now() > call->deadline) {
-        fail(*call, "jreshard: transfer timed out after " + std::to_string(call->timeout_s) +
-                        " s, waiting for the devices or for " + partners());
+        fail(*call, "jreshard: transfer timed out after " + seconds(call->timeout_s) +
+                        ", waiting for the devices or for " + partners());
       }
       pause(lock);
     }
