@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jreshard.cli.errors import UsageError
+from jreshard.cli.json_file import read_json
 from jreshard.models import DEFAULT_RULES, REPLICA_AXES, Rule
 from jreshard.models._rules import as_tuple, near
 
@@ -68,14 +69,7 @@ def _parse_rule(item: str, text: str) -> Rule:
 
 
 def _read_file(path: Path) -> list[Rule]:
-    try:
-        data = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UsageError(f"rules {str(path)!r}: no such file; {_EXPECTED}") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"rules {str(path)!r}: {error}") from error
-    except RecursionError as error:
-        raise UsageError(f"rules {str(path)!r}: the JSON is nested too deeply") from error
+    data = read_json(path, f"rules {str(path)!r}", hint=f"; {_EXPECTED}")
     if not isinstance(data, list):
         raise UsageError(f"rules {str(path)!r}: expected a JSON list of [LOGICAL, MESH] pairs")
     return [_rule_of(entry, path) for entry in data]

@@ -14,6 +14,7 @@ import numpy as np
 from jreshard._wire import UNUSABLE
 from jreshard.cli.checkpoint import open_checkpoint
 from jreshard.cli.errors import UsageError
+from jreshard.cli.json_file import read_json
 from jreshard.models import Weight
 
 #: Sizes and figures are kept in 64 bits.
@@ -56,14 +57,7 @@ def read_shapes(path: Path) -> Shapes:
 
 
 def _load(path: Path) -> Mapping[str, Any]:
-    try:
-        data = json.loads(path.read_text(), object_pairs_hook=_without_repeats)
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: {error}") from error
-    except RecursionError as error:
-        raise UsageError(f"{path}: the JSON is nested too deeply") from error
+    data = read_json(path, str(path), object_pairs_hook=_without_repeats)
     if not isinstance(data, dict) or not data:
         raise UsageError(f'{path}: expected an object like {{"name": {{"shape": [64, 32]}}}}')
     return data
