@@ -54,9 +54,11 @@ void Peers::connect(int process, Descriptor socket, std::string name) {
   events.lost = [weak, process, serial](const std::string& why) {
     if (auto peers = weak.lock()) peers->remove(process, serial, why);
   };
+  auto link =
+      PeerLink::start(std::move(socket), self_, process, std::move(events));  // or throws, and nothing is linked
   Peer& peer = peers_[process];
   peer.serial = serial;
-  peer.link = PeerLink::start(std::move(socket), self_, process, std::move(events));
+  peer.link = std::move(link);
 }
 
 void Peers::disconnect(int process) {
