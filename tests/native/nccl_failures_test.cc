@@ -199,7 +199,7 @@ void test_timeouts_name_the_late() {
       }
       const std::string text = error_of([&] { t.exchange(0).wait(kFailing); });
       CHECK_TEXT(text,
-                 "jreshard: transfer timed out after 1.000000 s; still sending, receiving or busy with earlier "
+                 "jreshard: transfer timed out after 1 s; still sending, receiving or busy with earlier "
                  "work: " +
                      c.late);
       CHECK_TEXT(error_of([&] { t.exchange(0).wait(kFailing); }), "jreshard: this transfer is not under way");
