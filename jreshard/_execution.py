@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from jreshard import _verify
-from jreshard._compat import is_array, row_major
+from jreshard._compat import deleted_among, is_array, row_major
 from jreshard._deadline import Deadline
 from jreshard._launch import Launcher
 from jreshard._route import Route, Target
@@ -104,7 +104,7 @@ class Execution:
             _delete(into)
         if donate:
             _delete(made)
-        self._returned.append([weakref.ref(x) for x in out])
+        self._returned.append(list(map(weakref.ref, out)))
         return out
 
     def returned(self, arrays: Sequence[Any]) -> bool:
@@ -243,6 +243,6 @@ def _cast_host(value: Any, dtype: Any) -> Any:
 
 
 def _delete(arrays: Sequence[Any]) -> None:
-    for x in arrays:
-        if is_array(x) and not x.is_deleted():
+    for x, deleted in zip(arrays, deleted_among(arrays), strict=True):
+        if not deleted and is_array(x):
             x.delete()

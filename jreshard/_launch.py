@@ -85,13 +85,24 @@ class Launcher:
     def _receive_into(self) -> Program:
         return self._programs.compile_receive(into=True)
 
+    @cached_property
+    def _exchange_new(self) -> Program:
+        return self._programs.compile_exchange(into=False)
+
+    @cached_property
+    def _exchange_into(self) -> Program:
+        return self._programs.compile_exchange(into=True)
+
     def compile(self, *, into: bool) -> None:
         """Compiles whatever a run needs, so that a later run launches at once."""
         with self._lock:
+            if self._programs.sends and self._programs.prepared:
+                _ = self._prepare
+            if self._programs.at_once:
+                _ = self._exchange_into if into else self._exchange_new
+                return
             if self._programs.sends:
                 _ = self._publish, self._release
-                if self._programs.prepared:
-                    _ = self._prepare
             if self._programs.receives:
                 _ = self._receive_into if into else self._receive_new
 
@@ -138,8 +149,13 @@ class Launcher:
     def _launch(
         self, exchange: Exchange, call: int, published: Sequence[Array], into: Sequence[Array] | None
     ) -> list[Array]:
-        # Publish and release apart: a release holds up its device, where the same device's receive must go first.
         src_call, dst_call = self._programs.call_operands(call)
+        if self._programs.at_once:
+            old = () if into is None else into
+            token, new = (self._exchange_new if into is None else self._exchange_into)(src_call, *published, *old)
+            watcher.watch(token, exchange, call)
+            return list(new)
+        # Publish and release apart: a release holds up its device, where the same device's receive must go first.
         if not self._programs.sends:
             new = self._receive(dst_call, into)
             if self._programs.receives:

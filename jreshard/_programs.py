@@ -1,4 +1,4 @@
-"""The compiled programs of one route: prepare, publish, receive, release.
+"""The compiled programs of one route: prepare, publish, receive, release; and exchange, which is the last three in one.
 
 Each runs over the user's own mesh, so that arrays pass straight in and out. They carry no declared side effects, which
 would cost JAX's fast dispatch path (some 15 µs an array); instead each returns something that is kept.
@@ -23,6 +23,9 @@ from jreshard._tables import leaves_in_a_call
 from jreshard._wire import Wire, bits_of
 
 Program = Callable[..., Any]
+
+_ALIKE = PartitionSpec()  # the same on every device
+_TOKEN = jax.ShapeDtypeStruct((), jnp.uint32)  # the call's number, handed on
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Programs:
         prepared: the leaves of which another array than the user's own is published.
         sends: whether this process has devices of the source mesh; else it has no use for the programs over it.
         receives: whether it has devices of the destination mesh.
+        at_once: whether both meshes are the same devices in the same order, so that one program does all.
     """
 
     def __init__(self, route: Route, src_dtypes: Sequence[Any], key: int, *, in_order: bool) -> None:
@@ -76,6 +80,7 @@ class Programs:
         self._src, self._dst = _auto(route.src_mesh), _auto(route.dst_mesh)
         self._fixed_calls = None if route.devices[0].platform == "cpu" else (_zero(self._src), _zero(self._dst))
         self.sends, self.receives = _is_local(self._src), _is_local(self._dst)
+        self.at_once = self.sends and list(self._src.devices.flat) == list(self._dst.devices.flat)
         self.prepared = [i for i, item in enumerate(self._items) if item.prepared]
 
     def call_operands(self, call: int) -> tuple[Any, Any]:
@@ -98,49 +103,65 @@ class Programs:
 
         args = [_struct(i.leaf.shape, i.src_dtype, self._src, i.leaf.src.spec) for i in items]
         out = [NamedSharding(self._src, i.leaf.src.spec) for i in items]
-        return _compile(prepare, self._src, args, out_shardings=out)
+        return _compile(prepare, args, out_shardings=out)
 
     def compile_publish(self) -> Program:
         """`(call, published arrays…) -> token`."""
-
-        def publish(call: Array, *arrays: Array) -> Array:
-            wires = [item.on_wire(x) for item, x in zip(self._items, arrays, strict=True)]
-            token = jax.ShapeDtypeStruct((), jnp.uint32)
-            for chunk, leaves in enumerate(self._chunks()):
-                call = _ffi(PUBLISH, token)(call, *wires[leaves], key=self._key, chunk=np.int64(chunk))
-            return call
-
-        return self._compile_source(publish)
+        return self._compile_source(self._publish_body)
 
     def compile_release(self) -> Program:
         """`(call, published arrays…) -> token`; while it runs, XLA keeps the arrays as they are."""
-
-        def release(call: Array, *_: Array) -> Any:
-            return _ffi(RELEASE, jax.ShapeDtypeStruct((), jnp.uint32))(call, key=self._key)
-
-        return self._compile_source(release)
-
-    def _compile_source(self, body: Program) -> Program:
-        specs = [PartitionSpec(), *(item.leaf.src.spec for item in self._items)]
-        arrays = [_struct(i.leaf.shape, i.published_dtype, self._src, i.leaf.src.spec) for i in self._items]
-        mapped = _shard_map(body, self._src, specs, PartitionSpec())
-        return _compile(mapped, self._src, [_call_struct(self._src), *arrays], keep_unused=True)
+        return self._compile_source(lambda call, *_: self._release_body(call))
 
     def compile_receive(self, *, into: bool) -> Program:
         """`(call[, old arrays…]) -> [new arrays]`; old arrays are donated and give their memory."""
-        specs = [item.leaf.dst.spec for item in self._items]
-        old_specs = specs if into else []
-        mapped = _shard_map(self._receive_body, self._dst, [PartitionSpec(), *old_specs], specs)
-        args = [_call_struct(self._dst)]
-        if into:
-            args += [_struct(i.leaf.shape, i.leaf.dtype, self._dst, i.leaf.dst.spec) for i in self._items]
-        out = [NamedSharding(item.leaf.dst.mesh, item.leaf.dst.spec) for item in self._items]
-        donate = tuple(range(1, len(args)))
-        return _compile(mapped, self._dst, args, out_shardings=out, donate_argnums=donate, keep_unused=True)
 
-    def _receive_body(self, call: Array, *old: Array) -> list[Array]:
-        new: list[Array] = []
-        token = [jax.ShapeDtypeStruct((), jnp.uint32)] if self._in_order else []
+        def receive(call: Array, *old: Array) -> list[Array]:
+            return self._decode(self._receive_body(call, *old))
+
+        old = self._old() if into else []
+        mapped = _shard_map(receive, self._dst, [_ALIKE, *_specs(old)], self._dst_specs)
+        return self._compile_receiving(mapped, [_call_struct(self._dst)], old, self._results)
+
+    def compile_exchange(self, *, into: bool) -> Program:
+        """`(call, published arrays…[, old arrays…]) -> (token, [new arrays])`: publishes, receives and releases."""
+
+        def receive_and_release(call: Array, *old: Array) -> tuple[Array, list[Array]]:
+            chunks = self._receive_body(call, *old)
+            return self._release_body(call, *(wires[0] for wires in chunks)), self._decode(chunks)
+
+        published, old = self._published(), self._old() if into else []
+        publish = _shard_map(self._publish_body, self._src, [_ALIKE, *_specs(published)], _ALIKE)
+        receive = _shard_map(receive_and_release, self._dst, [_ALIKE, *_specs(old)], (_ALIKE, self._dst_specs))
+
+        def exchange(call: Array, *arrays: Array) -> tuple[Array, list[Array]]:
+            made: tuple[Array, list[Array]] = receive(
+                publish(call, *arrays[: len(published)]), *arrays[len(published) :]
+            )
+            return made
+
+        out = NamedSharding(self._dst, _ALIKE), self._results
+        return self._compile_receiving(exchange, [_call_struct(self._src), *published], old, out)
+
+    def _compile_source(self, body: Program) -> Program:
+        published = self._published()
+        mapped = _shard_map(body, self._src, [_ALIKE, *_specs(published)], _ALIKE)
+        return _compile(mapped, [_call_struct(self._src), *published], keep_unused=True)
+
+    def _compile_receiving(self, fn: Program, args: Sequence[Any], old: Sequence[Any], out: Any) -> Program:
+        donate = tuple(range(len(args), len(args) + len(old)))
+        return _compile(fn, [*args, *old], out_shardings=out, donate_argnums=donate, keep_unused=True)
+
+    def _publish_body(self, call: Array, *arrays: Array) -> Array:
+        wires = [item.on_wire(x) for item, x in zip(self._items, arrays, strict=True)]
+        for chunk, leaves in enumerate(self._chunks()):
+            call = _ffi(PUBLISH, _TOKEN)(call, *wires[leaves], key=self._key, chunk=np.int64(chunk))
+        return call
+
+    def _receive_body(self, call: Array, *old: Array) -> list[list[Array]]:
+        """What arrived, in chunks."""
+        chunks = []
+        token = [_TOKEN] if self._in_order else []
         for chunk, leaves in enumerate(self._chunks()):
             items = self._items[leaves]
             structs = [jax.ShapeDtypeStruct(_wire_shard(item), item.wire.array_dtype) for item in items]
@@ -151,8 +172,30 @@ class Programs:
             wires = list(receive(call, *reused.values(), key=self._key, chunk=np.int64(chunk)))
             if self._in_order:
                 call = wires.pop()  # what the next chunk waits for
-            new += [item.wire.decode(y) for item, y in zip(items, wires, strict=True)]
-        return new
+            chunks.append(wires)
+        return chunks
+
+    def _release_body(self, call: Array, *after: Array) -> Any:
+        """Releases when `after` have been received."""
+        return _ffi(RELEASE, _TOKEN)(call, *after, key=self._key)
+
+    def _decode(self, chunks: list[list[Array]]) -> list[Array]:
+        wires = [wire for chunk in chunks for wire in chunk]
+        return [item.wire.decode(wire) for item, wire in zip(self._items, wires, strict=True)]
+
+    def _published(self) -> list[jax.ShapeDtypeStruct]:
+        return [_struct(i.leaf.shape, i.published_dtype, self._src, i.leaf.src.spec) for i in self._items]
+
+    def _old(self) -> list[jax.ShapeDtypeStruct]:
+        return [_struct(i.leaf.shape, i.leaf.dtype, self._dst, i.leaf.dst.spec) for i in self._items]
+
+    @property
+    def _dst_specs(self) -> list[PartitionSpec]:
+        return [item.leaf.dst.spec for item in self._items]
+
+    @property
+    def _results(self) -> list[NamedSharding]:
+        return [NamedSharding(item.leaf.dst.mesh, item.leaf.dst.spec) for item in self._items]
 
 
 def _auto(mesh: Any) -> Mesh:
@@ -161,9 +204,7 @@ def _auto(mesh: Any) -> Mesh:
 
 
 def _zero(mesh: Mesh) -> Array:
-    return jax.make_array_from_callback(
-        (), NamedSharding(mesh, PartitionSpec()), lambda _: np.uint32(0), dtype=np.uint32
-    )
+    return jax.make_array_from_callback((), NamedSharding(mesh, _ALIKE), lambda _: np.uint32(0), dtype=np.uint32)
 
 
 def _is_local(mesh: Mesh) -> bool:
@@ -175,12 +216,16 @@ def _wire_shard(item: _Item) -> tuple[int, ...]:
     return layout_of_sharding(item.leaf.shape + item.wire.tail, item.leaf.dst).shard_shape
 
 
+def _specs(structs: Sequence[jax.ShapeDtypeStruct]) -> list[PartitionSpec]:
+    return [struct.sharding.spec for struct in structs]
+
+
 def _struct(shape: tuple[int, ...], dtype: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
 
 def _call_struct(mesh: Mesh) -> jax.ShapeDtypeStruct:
-    return _struct((), jnp.uint32, mesh, PartitionSpec())
+    return _struct((), jnp.uint32, mesh, _ALIKE)
 
 
 _ffi = jax.ffi.ffi_call
@@ -193,10 +238,10 @@ def _shard_map(fn: Program, mesh: Mesh, in_specs: Sequence[PartitionSpec], out_s
     return mapped
 
 
-def _compile(fn: Program, mesh: Mesh, args: Sequence[Any], *, out_shardings: Any = None, **options: Any) -> Program:
+def _compile(fn: Program, args: Sequence[Any], *, out_shardings: Any = None, **options: Any) -> Program:
     """Compiles now, so that no call ever waits for a compilation in the midst of a transfer."""
     jitted = jax.jit(fn, out_shardings=out_shardings, **options)
-    with own_tracing_context(mesh):
+    with own_tracing_context():
         compiled = jitted.lower(*args).compile()
     if not any(_is_sub_byte(arg.dtype) for arg in args):
         return compiled
@@ -207,7 +252,7 @@ def _compile(fn: Program, mesh: Mesh, args: Sequence[Any], *, out_shardings: Any
         # It would also take other device-local layouts, by way of copies that are gone when the readers come.
         if not all(row_major(x) for x in arrays if isinstance(x, Array)):
             raise ValueError("an array has another device-local layout than the default, row-major one")
-        with own_tracing_context(mesh):
+        with own_tracing_context():
             return jitted(*arrays)
 
     return call

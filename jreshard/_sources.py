@@ -138,11 +138,6 @@ def _host_facts(x: Any) -> tuple[Any, ...]:
     return type(x), np.shape(x), getattr(x, "dtype", None)
 
 
-def any_deleted(leaves: Sequence[Any]) -> bool:
-    """Whether the memory of some array among the leaves is gone."""
-    return any([x.is_deleted() for x in leaves if is_array(x)])
-
-
 def alias_pattern(leaves: Sequence[Any]) -> tuple[int, ...] | None:
     """For each leaf the first place where the same array stands; `None` where all are distinct."""
     if len(set(map(id, leaves))) == len(leaves):

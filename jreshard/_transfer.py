@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 
-from jreshard._compat import is_tracer, is_tracing, tracing_config
+from jreshard._compat import deleted_among, is_tracer, is_tracing, tracing_config
 from jreshard._make_plan import build_plan
 from jreshard._paper_plans import PaperPlans
 from jreshard._plan import Plan
-from jreshard._sources import alias_pattern, any_deleted, facts_of
+from jreshard._sources import alias_pattern, facts_of
 from jreshard._spread import even_out, take_turns
 from jreshard._topology import Topology
 from jreshard._transform import Transform
@@ -172,7 +172,7 @@ def _cached(params: Any, **request: Any) -> tuple[list[Any], Any, Plan]:
         # Not a sharding, which building the plan will tell; or containers that carry what cannot be compared, such as
         # arrays, beside their leaves: their plan is made each time.
         key, found = None, None
-    if found is None or any_deleted(leaves):
+    if found is None or any(deleted_among(leaves)):
         found = build_plan(params, executes=True, replan=lambda other: _cached(other, **request)[2], **request)
         if key is not None:
             _plans.put(key, found)

@@ -63,7 +63,8 @@ ffi::Future receive(int32_t ordinal, ffi::AnyBuffer call, ffi::RemainingArgs, ff
   return future;
 }
 
-ffi::Future release(int32_t ordinal, ffi::AnyBuffer call, ffi::Result<ffi::AnyBuffer> token, int64_t key) {
+ffi::Future release(int32_t ordinal, ffi::AnyBuffer call, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> token,
+                    int64_t key) {
   const auto opened = find_opened(key);
   if (!opened || !opened->host) return failed(no_such_plan());
   hand_on(call, token);
@@ -110,6 +111,7 @@ JRESHARD_EXPORT XLA_FFI_Error* jreshard_cpu_release(XLA_FFI_CallFrame* frame) {
   static auto* const handler = Ffi::Bind()
                                    .Ctx<DeviceOrdinal>()
                                    .Arg<AnyBuffer>()
+                                   .RemainingArgs()
                                    .Ret<AnyBuffer>()
                                    .Attr<int64_t>("key")
                                    .To(jreshard::release)

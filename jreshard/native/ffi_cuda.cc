@@ -44,7 +44,8 @@ ffi::Error receive(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::Re
   });
 }
 
-ffi::Error release(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer>, int64_t key) {
+ffi::Error release(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::RemainingArgs,
+                   ffi::Result<ffi::AnyBuffer>, int64_t key) {
   return with_exchange(key, ordinal, [&](GpuExchange& exchange, int rank) { exchange.release(rank, stream); });
 }
 
@@ -89,6 +90,7 @@ JRESHARD_EXPORT XLA_FFI_Error* jreshard_cuda_release(XLA_FFI_CallFrame* frame) {
                                    .Ctx<Stream>()
                                    .Ctx<DeviceOrdinal>()
                                    .Arg<AnyBuffer>()
+                                   .RemainingArgs()
                                    .Ret<AnyBuffer>()
                                    .Attr<int64_t>("key")
                                    .To(jreshard::release)
