@@ -13,17 +13,21 @@ from jax import Array
 
 from jreshard._compat import launching
 from jreshard._connection import Connection, NcclConnection, PullConnection
+from jreshard._control import MismatchError
 from jreshard._deadline import Deadline
+from jreshard._differences import name_differences
+from jreshard._leaves import describe
 from jreshard._native import Exchange
 from jreshard._party import Party
 from jreshard._programs import Program, Programs
-from jreshard._route import Route
+from jreshard._route import Leaf, Route
 from jreshard._watcher import watcher
 
 # On GPUs the n-th launch of a step belongs to the n-th call, and all devices must see calls in one order. Several
 # processes have to meet for one transfer after the other.
 _launch_order = threading.RLock()
 _release_thread = ThreadPoolExecutor(1, thread_name_prefix="jreshard-release")
+_WHAT = "transfer of"  # what processes are about to do, and how much
 
 
 @contextmanager
@@ -56,8 +60,8 @@ class Launcher:
         self._waits = transport == "nccl"
         self._connection: Connection = (NcclConnection if self._waits else PullConnection)(route, self.party)
         self._programs = Programs(route, src_dtypes, self._connection.key, in_order=self._waits)
-        self._what = f"transfer of {len(route.leaves)} leaves {_digest(route, src_dtypes)}"
-        self._targets = [(leaf.shape, leaf.dst, leaf.dtype) for leaf in route.leaves]
+        self._leaves, self._src_dtypes = route.leaves, src_dtypes
+        self._what = f"{len(route.leaves)} leaves {_digest(route, src_dtypes)}"
         self._ordered = not self.party.alone or route.devices[0].platform == "gpu"
         self._lock = threading.Lock()
 
@@ -132,8 +136,7 @@ class Launcher:
         if not self.party.takes_part:
             return self._elsewhere()
         with _in_order(deadline) if self._ordered else nullcontext(), self.party.news(deadline) as news:
-            what = f"{self._what}, into={into is not None}, verify={verify}"
-            exchange, call = self._connection.meet(what, deadline)
+            exchange, call = self._meet(f"into={into is not None}, verify={verify}", deadline)
             try:
                 exchange.begin(call, deadline.left)
                 news.forward(call, exchange.abort)
@@ -145,6 +148,16 @@ class Launcher:
                 news.tell(call, str(error) or type(error).__name__)
                 raise
             return new
+
+    def _meet(self, options: str, deadline: Deadline) -> tuple[Exchange, int]:
+        """The exchange and the number of the call, when all processes are about to do the same."""
+        try:
+            return self._connection.meet(f"{_WHAT} {self._what}, {options}", deadline)
+        except MismatchError as error:
+            if not all(said.startswith(_WHAT) for said in error.said.values()):
+                raise
+            lines = list(map(_described, self._leaves, self._src_dtypes))
+            raise name_differences(error, lines, self.party, deadline) from None
 
     def _launch(
         self, exchange: Exchange, call: int, published: Sequence[Array], into: Sequence[Array] | None
@@ -204,9 +217,15 @@ class Launcher:
     def _elsewhere(self) -> list[Array]:
         """The new arrays as a process sees them that has none of their shards."""
         return [
-            jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
-            for shape, sharding, dtype in self._targets
+            jax.make_array_from_single_device_arrays(leaf.shape, leaf.dst, [], dtype=leaf.dtype)
+            for leaf in self._leaves
         ]
+
+
+def _described(leaf: Leaf, src_dtype: Any) -> str:
+    """A leaf in a line that is the same wherever the same is to move."""
+    dtypes = str(leaf.dtype) if leaf.dtype == src_dtype else f"{src_dtype} as {leaf.dtype}"
+    return f"params{leaf.path}: {dtypes}{list(leaf.shape)} from {describe(leaf.src)} to {describe(leaf.dst)}"
 
 
 def _digest(route: Route, src_dtypes: Sequence[Any]) -> str:

@@ -154,14 +154,20 @@ def mismatches() -> None:
     host = tree()
     odd = jax.process_index() == 1
     others = [
-        {**host, "more": host["f32"]},
-        {**host, "f32": host["f32"].astype(np.float32).view(np.int32)},
-        {**host, "bf16": host["bf16"].reshape(64, 480, 4)},
+        ({**host, "more": host["f32"]}, r"process 0: no further leaf\n  process 1: params\['more'\]: float32"),
+        (
+            {**host, "f32": host["f32"].astype(np.float32).view(np.int32)},
+            r"process 0: params\['f32'\]: float32\[64, 36, 8\] from .*\n  process 1: params\['f32'\]: int32",
+        ),
+        ({**host, "bf16": host["bf16"].reshape(64, 480, 4)}, r"bfloat16\[128, 240, 4\].*\n.*bfloat16\[64, 480, 4\]"),
     ]
-    for other in others:
+    for other, named in others:
         params = place(other if odd else host, src)
-        with pytest.raises(ValueError, match=r"(?s)process 0.*process 1"):
+        with pytest.raises(jreshard.MismatchError, match=rf"process 0.*process 1(.*\n)+.*{named}"):
             jreshard.transfer(params, src, dst, **OPTIONS)
+    with pytest.raises(jreshard.MismatchError, match=r"verify=False'; process 1: .*verify=True'$"):
+        jreshard.transfer(place(host, src), src, dst, verify=odd, **OPTIONS)
+    for _ in range(2):
         got = jreshard.transfer(place(host, src), src, dst, **OPTIONS)  # and all is well again
         oracle.assert_tree_holds(got, host, dst)
 
