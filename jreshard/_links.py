@@ -5,6 +5,7 @@ import secrets
 import socket
 import struct
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def _same_link(one: str | None, other: str | None) -> bool:
     return one is not None and one == other
 
 
+@cache
 def _machine() -> str:
     """Equal for processes that can reach each other's memory and sockets."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
