@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jreshard
-from jreshard import _compat
+from jreshard import _compat, _links, _native
 
 LEAVES_AT_ONCE = {"a_process_dies_while_others_wait"}
 OPTIONS: dict[str, Any] = {"timeout": 40.0, "transport": os.environ.get("JRESHARD_TEST_TRANSPORT", "auto")}
@@ -170,6 +170,38 @@ def mismatches() -> None:
     for _ in range(2):
         got = jreshard.transfer(place(host, src), src, dst, **OPTIONS)  # and all is well again
         oracle.assert_tree_holds(got, host, dst)
+
+
+def links_that_broke() -> None:
+    last = jax.device_count() - 1
+    src, dst = on([0], WHOLE), on([last], WHOLE)
+    host = tree()
+    jreshard.transfer(place(host, src), src, dst, **OPTIONS)
+    for breaks in (0, 1):
+        if jax.process_index() == breaks:
+            _native.disconnect_process(1 - breaks)
+        got = jreshard.transfer(place(host, src), src, dst, **OPTIONS)  # links them anew
+        oracle.assert_tree_holds(got, host, dst)
+
+
+def linking_fails_on_one_side() -> None:
+    last = jax.device_count() - 1
+    src, dst = on([0], WHOLE), on([last], WHOLE)
+    host = tree()
+    jreshard.transfer(place(host, src), src, dst, **OPTIONS)
+    real = _links.connect_process
+
+    def fails(*_: Any) -> None:
+        raise OSError("no more descriptors")
+
+    if jax.process_index() == 1:
+        _native.disconnect_process(0)
+        _links.connect_process = fails
+    with pytest.raises((OSError, RuntimeError), match="no more descriptors"):
+        jreshard.transfer(place(host, src), src, dst, **OPTIONS)
+    _links.connect_process = real
+    got = jreshard.transfer(place(host, src), src, dst, **OPTIONS)
+    oracle.assert_tree_holds(got, host, dst)
 
 
 def a_process_is_late() -> None:

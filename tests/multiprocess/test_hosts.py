@@ -10,6 +10,8 @@ SCENARIOS = [
     "plans_in_turn",
     "a_step_right_after",
     "mismatches",
+    "links_that_broke",
+    "linking_fails_on_one_side",
     "a_process_is_late",
     "many_refits",
 ]
