@@ -13,7 +13,7 @@ from jreshard._compat import deleted_among, is_array
 from jreshard._leaves import LeafErrors, Path, describe, match_structure, paths_of
 from jreshard._memory import shared_memory
 from jreshard._route import Target
-from jreshard._sources import Source, read_source
+from jreshard._sources import Source, facts_of, read_source
 
 
 def check_timeout(timeout: float) -> None:
@@ -29,6 +29,8 @@ def check_leaves(leaves: Sequence[Any], treedef: Any, params: Any, planned: Any,
     errors = LeafErrors("execute")
     if treedef != planned:
         _refuse_structure(params, jax.tree.unflatten(planned, sources), ("params", "the plan"), errors)
+    if facts_of(leaves) == tuple([(s.shape, s.dtype, s.sharding) for s in sources]) and not any(deleted_among(leaves)):
+        return
     suspects = [i for i, x in enumerate(leaves) if not (is_array(x) and _matches(x, sources[i]))]
     paths = paths_of(params) if suspects else []
     for i in suspects:
