@@ -165,7 +165,7 @@ class Launcher:
         src_call, dst_call = self._programs.call_operands(call)
         if self._programs.at_once:
             old = () if into is None else into
-            token, new = (self._exchange_new if into is None else self._exchange_into)(src_call, *published, *old)
+            new, token = (self._exchange_new if into is None else self._exchange_into)(src_call, *published, *old)
             watcher.watch(token, exchange, call)
             return list(new)
         # Publish and release apart: a release holds up its device, where the same device's receive must go first.

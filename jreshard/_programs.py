@@ -107,91 +107,92 @@ class Programs:
 
     def compile_publish(self) -> Program:
         """`(call, published arrays…) -> token`."""
-        return self._compile_source(self._publish_body)
+        return self._compile_source(self._publish)
 
     def compile_release(self) -> Program:
         """`(call, published arrays…) -> token`; while it runs, XLA keeps the arrays as they are."""
-        return self._compile_source(lambda call, *_: self._release_body(call))
+        return self._compile_source(lambda call, *_: self._release(self._src, call, []))
+
+    def _compile_source(self, fn: Program) -> Program:
+        return _compile(fn, [_call_struct(self._src), *self._published()], keep_unused=True)
 
     def compile_receive(self, *, into: bool) -> Program:
         """`(call[, old arrays…]) -> [new arrays]`; old arrays are donated and give their memory."""
 
         def receive(call: Array, *old: Array) -> list[Array]:
-            return self._decode(self._receive_body(call, *old))
+            return self._receive(call, old)[0]
 
-        old = self._old() if into else []
-        mapped = _shard_map(receive, self._dst, [_ALIKE, *_specs(old)], self._dst_specs)
-        return self._compile_receiving(mapped, [_call_struct(self._dst)], old, self._results)
+        return self._compile_receiving(receive, [_call_struct(self._dst)], self._results, into=into)
 
     def compile_exchange(self, *, into: bool) -> Program:
-        """`(call, published arrays…[, old arrays…]) -> (token, [new arrays])`: publishes, receives and releases."""
-
-        def receive_and_release(call: Array, *old: Array) -> tuple[Array, list[Array]]:
-            chunks = self._receive_body(call, *old)
-            return self._release_body(call, *(wires[0] for wires in chunks)), self._decode(chunks)
-
-        published, old = self._published(), self._old() if into else []
-        publish = _shard_map(self._publish_body, self._src, [_ALIKE, *_specs(published)], _ALIKE)
-        receive = _shard_map(receive_and_release, self._dst, [_ALIKE, *_specs(old)], (_ALIKE, self._dst_specs))
-
-        def exchange(call: Array, *arrays: Array) -> tuple[Array, list[Array]]:
-            made: tuple[Array, list[Array]] = receive(
-                publish(call, *arrays[: len(published)]), *arrays[len(published) :]
-            )
-            return made
-
-        out = NamedSharding(self._dst, _ALIKE), self._results
-        return self._compile_receiving(exchange, [_call_struct(self._src), *published], old, out)
-
-    def _compile_source(self, body: Program) -> Program:
+        """`(call, published arrays…[, old arrays…]) -> ([new arrays], token)`: publishes, receives and releases."""
         published = self._published()
-        mapped = _shard_map(body, self._src, [_ALIKE, *_specs(published)], _ALIKE)
-        return _compile(mapped, [_call_struct(self._src), *published], keep_unused=True)
 
-    def _compile_receiving(self, fn: Program, args: Sequence[Any], old: Sequence[Any], out: Any) -> Program:
+        def exchange(call: Array, *arrays: Array) -> tuple[list[Array], Array]:
+            call = self._publish(call, *arrays[: len(published)])
+            new, arrived = self._receive(call, arrays[len(published) :])
+            return new, self._release(self._dst, call, arrived)
+
+        args = [_call_struct(self._src), *published]
+        return self._compile_receiving(exchange, args, (self._results, NamedSharding(self._dst, _ALIKE)), into=into)
+
+    def _compile_receiving(self, fn: Program, args: list[Any], out: Any, *, into: bool) -> Program:
+        old = self._old() if into else []
         donate = tuple(range(len(args), len(args) + len(old)))
         return _compile(fn, [*args, *old], out_shardings=out, donate_argnums=donate, keep_unused=True)
 
-    def _publish_body(self, call: Array, *arrays: Array) -> Array:
-        wires = [item.on_wire(x) for item, x in zip(self._items, arrays, strict=True)]
+    # Each chunk is mapped over the mesh by itself: XLA's time is quadratic in the operands of what is mapped at once.
+
+    def _publish(self, call: Array, *arrays: Array) -> Array:
         for chunk, leaves in enumerate(self._chunks()):
-            call = _ffi(PUBLISH, _TOKEN)(call, *wires[leaves], key=self._key, chunk=np.int64(chunk))
+            body = partial(self._publish_chunk, chunk, self._items[leaves])
+            specs = [item.leaf.src.spec for item in self._items[leaves]]
+            call = _shard_map(body, self._src, [_ALIKE, *specs], _ALIKE)(call, *arrays[leaves])
         return call
 
-    def _receive_body(self, call: Array, *old: Array) -> list[list[Array]]:
-        """What arrived, in chunks."""
-        chunks = []
-        token = [_TOKEN] if self._in_order else []
+    def _publish_chunk(self, chunk: int, items: Sequence[_Item], call: Array, *arrays: Array) -> Any:
+        wires = [item.on_wire(x) for item, x in zip(items, arrays, strict=True)]
+        return _ffi(PUBLISH, _TOKEN)(call, *wires, key=self._key, chunk=np.int64(chunk))
+
+    def _receive(self, call: Array, old: Sequence[Array]) -> tuple[list[Array], list[tuple[Array, PartitionSpec]]]:
+        """The new arrays; and for each chunk something that is there when it has arrived, and how that is laid out."""
+        new: list[Array] = []
+        arrived = []
         for chunk, leaves in enumerate(self._chunks()):
-            items = self._items[leaves]
-            structs = [jax.ShapeDtypeStruct(_wire_shard(item), item.wire.array_dtype) for item in items]
-            given = zip(items, old[leaves], strict=False)  # none where there are no old arrays
-            reused = {j: item.wire.encode(x) for j, (item, x) in enumerate(given) if not item.wire.converts}
-            aliases = {1 + position: j for position, j in enumerate(reused)}
-            receive = _ffi(RECEIVE, [*structs, *token], input_output_aliases=aliases)
-            wires = list(receive(call, *reused.values(), key=self._key, chunk=np.int64(chunk)))
+            body = partial(self._receive_chunk, chunk, self._items[leaves])
+            specs = [item.leaf.dst.spec for item in self._items[leaves]]
+            old_specs = specs[: len(old[leaves])]  # none where there are no old arrays
+            last_spec = _ALIKE if self._in_order else specs[0]
+            mapped = _shard_map(body, self._dst, [_ALIKE, *old_specs], (specs, last_spec))
+            some, last = mapped(call, *old[leaves])
             if self._in_order:
-                call = wires.pop()  # what the next chunk waits for
-            chunks.append(wires)
-        return chunks
+                call = last  # what the next chunk waits for
+            new += some
+            arrived.append((last, last_spec))
+        return new, arrived
 
-    def _release_body(self, call: Array, *after: Array) -> Any:
-        """Releases when `after` have been received."""
-        return _ffi(RELEASE, _TOKEN)(call, *after, key=self._key)
+    def _receive_chunk(self, chunk: int, items: Sequence[_Item], call: Array, *old: Array) -> tuple[list[Array], Array]:
+        given = zip(items, old, strict=False)
+        reused = {j: item.wire.encode(x) for j, (item, x) in enumerate(given) if not item.wire.converts}
+        aliases = {1 + position: j for position, j in enumerate(reused)}
+        structs = [jax.ShapeDtypeStruct(_wire_shard(item), item.wire.array_dtype) for item in items]
+        token = [_TOKEN] if self._in_order else []
+        receive = _ffi(RECEIVE, [*structs, *token], input_output_aliases=aliases)
+        wires = list(receive(call, *reused.values(), key=self._key, chunk=np.int64(chunk)))
+        last = wires.pop() if self._in_order else wires[0]
+        return [item.wire.decode(wire) for item, wire in zip(items, wires, strict=True)], last
 
-    def _decode(self, chunks: list[list[Array]]) -> list[Array]:
-        wires = [wire for chunk in chunks for wire in chunk]
-        return [item.wire.decode(wire) for item, wire in zip(self._items, wires, strict=True)]
+    def _release(self, mesh: Mesh, call: Array, arrived: Sequence[tuple[Array, PartitionSpec]]) -> Any:
+        """Releases when that has arrived."""
+        body = partial(_ffi(RELEASE, _TOKEN), key=self._key)
+        specs = [_ALIKE, *(spec for _, spec in arrived)]
+        return _shard_map(body, mesh, specs, _ALIKE)(call, *(x for x, _ in arrived))
 
     def _published(self) -> list[jax.ShapeDtypeStruct]:
         return [_struct(i.leaf.shape, i.published_dtype, self._src, i.leaf.src.spec) for i in self._items]
 
     def _old(self) -> list[jax.ShapeDtypeStruct]:
         return [_struct(i.leaf.shape, i.leaf.dtype, self._dst, i.leaf.dst.spec) for i in self._items]
-
-    @property
-    def _dst_specs(self) -> list[PartitionSpec]:
-        return [item.leaf.dst.spec for item in self._items]
 
     @property
     def _results(self) -> list[NamedSharding]:
@@ -214,10 +215,6 @@ def _is_local(mesh: Mesh) -> bool:
 
 def _wire_shard(item: _Item) -> tuple[int, ...]:
     return layout_of_sharding(item.leaf.shape + item.wire.tail, item.leaf.dst).shard_shape
-
-
-def _specs(structs: Sequence[jax.ShapeDtypeStruct]) -> list[PartitionSpec]:
-    return [struct.sharding.spec for struct in structs]
 
 
 def _struct(shape: tuple[int, ...], dtype: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
