@@ -10,9 +10,10 @@ from jax.sharding import Mesh, NamedSharding
 from jreshard._layout import LayoutError, layout_of_sharding
 from jreshard._leaves import LeafErrors, Path, PathText, describe, match_shardings, paths_of
 from jreshard._paper import on_paper
+from jreshard._party import Party
 from jreshard._plan import Plan, Signature
 from jreshard._route import Leaf, Route, Target
-from jreshard._sources import Source, alias_pattern, lies_elsewhere, read_source
+from jreshard._sources import Source, alias_pattern, read_source
 from jreshard._spread import Spread, take_turns
 from jreshard._transform import SourceTransform, Transform, cast_floating, device_sets
 from jreshard._wire import UNUSABLE
@@ -27,6 +28,7 @@ def build_plan(
     transform: Transform | None,
     executes: bool,
     replan: Callable[[Any], Plan],
+    timeout: float,
     spread: Callable[[Sequence[Route]], Spread | None] = take_turns,
 ) -> Plan:
     """The plan for a tree; see `jreshard.plan` for the arguments.
@@ -35,6 +37,7 @@ def build_plan(
         executes: whether the leaves must be arrays that can be moved now; otherwise `ShapeDtypeStruct`s and meshes
             without devices will do.
         replan: how the plan is made again for a tree whose leaves are shared in another way.
+        timeout: seconds in which other processes have to come, where they tell how a transform's result lies.
         spread: chooses who sends what.
     """
     errors = LeafErrors("transfer" if executes else "plan")
@@ -45,7 +48,7 @@ def build_plan(
     out_tree, made, out_pattern = params, sources, pattern
     if transform is not None:
         errors.raise_any()
-        applied = _apply(transform, params, cast(list[Source], sources), dtype, errors)
+        applied = _apply(transform, params, cast(list[Source], sources), dst_sharding, dtype, errors, timeout)
         out_tree, made, out_pattern = applied.out_info, applied.sources, None
     targets = _targets(out_tree, made, out_pattern, dst_sharding, dtype, errors, executes)
     errors.raise_any()
@@ -86,20 +89,33 @@ def _read_sources(params: Any, src_sharding: Any, errors: LeafErrors, executes: 
 
 
 def _apply(
-    transform: Transform, params: Any, sources: Sequence[Source], dtype: Any, errors: LeafErrors
+    transform: Transform,
+    params: Any,
+    sources: Sequence[Source],
+    dst_sharding: Any,
+    dtype: Any,
+    errors: LeafErrors,
+    timeout: float,
 ) -> SourceTransform:
     if any(s.sharding and not isinstance(s.sharding.mesh, Mesh) for s in sources):
         raise ValueError("transform is compiled for the source devices; the meshes are abstract and have none")
-    if any(lies_elsewhere(s.sharding) for s in sources):
-        raise ValueError(
-            "transform is compiled for the source devices, of which this process has none; apply it to the arrays "
-            "before the transfer, in the processes that have them"
-        )
     if len(sets := device_sets(sources)) > 1:
         raise ValueError(f"transform runs as one program; the leaves lie on {len(sets)} different sets of devices")
-    applied = SourceTransform(transform, params, sources, dtype)
+    party = _party_of([*(s.sharding for s in sources), *jax.tree.leaves(dst_sharding)])
+    if not party.takes_part:
+        raise ValueError(
+            "transform is compiled for the source devices, and told to processes with destination devices; this one "
+            "has neither"
+        )
+    applied = SourceTransform(transform, params, sources, dtype, party, timeout)
     applied.check(errors)
     return applied
+
+
+def _party_of(shardings: Sequence[Any]) -> Party:
+    """The processes of the devices in all of these that are shardings over devices."""
+    meshes = {s.mesh for s in shardings if isinstance(s, NamedSharding) and isinstance(s.mesh, Mesh)}
+    return Party([device for mesh in meshes for device in mesh.devices.flat])
 
 
 def _targets(

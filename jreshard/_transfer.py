@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jreshard._checks import check_timeout
 from jreshard._compat import deleted_among, is_tracer, is_tracing, tracing_config
 from jreshard._make_plan import build_plan
 from jreshard._paper_plans import PaperPlans
@@ -17,6 +18,7 @@ from jreshard._spread import even_out, take_turns
 from jreshard._topology import Topology
 from jreshard._transform import Transform
 
+_TIMEOUT = 300.0
 _PLANS_KEPT = 64
 _PAPER_PLANS_KEPT = 8
 
@@ -31,7 +33,7 @@ def transfer(
     dtype: Any = None,
     transform: Transform | None = None,
     verify: bool = False,
-    timeout: float = 300.0,
+    timeout: float = _TIMEOUT,
     transport: str = "auto",
 ) -> Any:
     """Moves a tree of arrays to other shardings, on the same devices or on others.
@@ -77,8 +79,9 @@ def transfer(
         >>> weights = jreshard.transfer(params, src, dst)  # doctest: +SKIP
         >>> weights = jreshard.transfer(params, src, dst, into=weights)  # doctest: +SKIP
     """
-    plan_of = partial(_cached, src_sharding=src_sharding, dst_sharding=dst_sharding, dtype=dtype, transform=transform)
-    leaves, treedef, made = plan_of(params)
+    check_timeout(timeout)
+    request = {"src_sharding": src_sharding, "dst_sharding": dst_sharding, "dtype": dtype, "transform": transform}
+    leaves, treedef, made = _cached(params, float(timeout), **request)
     return made.execute_leaves(
         leaves, treedef, donate=donate, into=into, verify=verify, timeout=timeout, transport=transport
     )
@@ -124,12 +127,12 @@ def plan(
     request = {"src_sharding": src_sharding, "dst_sharding": dst_sharding, "dtype": dtype, "transform": transform}
 
     def replan(params: Any) -> Plan:
-        return _cached(params, **request)[2]
+        return _cached(params, _TIMEOUT, **request)[2]
 
     if isinstance(topology, str):
         topology = Topology.preset(topology)
     spread = take_turns if topology is None else partial(even_out, topology=topology)
-    build = partial(build_plan, params, **request, executes=False, replan=replan, spread=spread)
+    build = partial(build_plan, params, **request, executes=False, replan=replan, timeout=_TIMEOUT, spread=spread)
     if transform is not None:
         return build()
     return _paper_plans.get(params, (src_sharding, dst_sharding), (dtype, topology), build)
@@ -160,7 +163,7 @@ _plans = _PlanCache(_PLANS_KEPT)
 _paper_plans = PaperPlans(_PAPER_PLANS_KEPT)
 
 
-def _cached(params: Any, **request: Any) -> tuple[list[Any], Any, Plan]:
+def _cached(params: Any, timeout: float, **request: Any) -> tuple[list[Any], Any, Plan]:
     """The leaves and the structure of `params`, and the plan for trees like it."""
     leaves, treedef = jax.tree.flatten(params)
     if is_tracing() and not any(map(is_tracer, leaves)):  # tracers are refused by path
@@ -173,7 +176,11 @@ def _cached(params: Any, **request: Any) -> tuple[list[Any], Any, Plan]:
         # arrays, beside their leaves: their plan is made each time.
         key, found = None, None
     if found is None or any(deleted_among(leaves)):
-        found = build_plan(params, executes=True, replan=lambda other: _cached(other, **request)[2], **request)
+
+        def replan(other: Any) -> Plan:
+            return _cached(other, timeout, **request)[2]
+
+        found = build_plan(params, executes=True, replan=replan, timeout=timeout, **request)
         if key is not None:
             _plans.put(key, found)
     return leaves, treedef, found

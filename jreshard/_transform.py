@@ -5,11 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 from jax.sharding import NamedSharding
 
+from jreshard._announce import shardings_as_json, shardings_from_json
+from jreshard._deadline import Deadline
 from jreshard._leaves import LeafErrors, paths_of
-from jreshard._sources import Source, named_sharding
+from jreshard._party import Party
+from jreshard._sources import Source, lies_elsewhere, named_sharding
 
 Transform = Callable[[Any], Any]
 
@@ -22,18 +24,35 @@ def cast_floating(dtype: Any, target: Any) -> Any:
 class SourceTransform:
     """`transform`, then the cast to `dtype`, fused in one program over the devices where the tree lies.
 
+    XLA chooses how the result lies. A process without any of these devices cannot compile the program, and is told: all
+    processes of the party then have to make this object together.
+
     Args:
         transform: a traceable function from the tree to the tree that is to arrive.
         tree: the tree, of arrays or `ShapeDtypeStruct`s with shardings, and numbers.
         sources: what each leaf of `tree` is.
         dtype: the dtype of floating leaves, or `None`.
+        party: the processes that take part in the transfer.
+        timeout: seconds in which the others have to come, where one is told.
 
     Attributes:
-        sources: what each leaf of the transformed tree is; XLA chose its sharding.
+        sources: what each leaf of the transformed tree is; `None` where XLA gave it no `NamedSharding`.
         out_info: the transformed tree, of abstract leaves.
+
+    Raises:
+        PeerTimeout: another process has not come in time.
+        RuntimeError: the processes that were to tell could not compile the program.
     """
 
-    def __init__(self, transform: Transform, tree: Any, sources: Sequence[Source], dtype: Any) -> None:
+    def __init__(
+        self,
+        transform: Transform,
+        tree: Any,
+        sources: Sequence[Source],
+        dtype: Any,
+        party: Party,
+        timeout: float,
+    ) -> None:
         leaves, treedef = jax.tree.flatten(tree)
 
         def run(*leaves: Any) -> Any:
@@ -46,16 +65,32 @@ class SourceTransform:
             else jax.ShapeDtypeStruct(source.shape, source.dtype, sharding=source.sharding)
             for leaf, source in zip(leaves, sources, strict=True)
         ]
-        lowered = jax.jit(run).lower(*args)
-        compiled = lowered.compile()
-        self.out_info = lowered.out_info
+        self._run: Callable[..., Any] | None = None
+
+        def compile_here() -> list[NamedSharding | None]:
+            lowered = jax.jit(run).lower(*args)
+            self._run = lowered.compile()
+            self.out_info = lowered.out_info
+            return [named_sharding(sharding) for sharding in jax.tree.leaves(self._run.output_shardings)]
+
+        if _all_have_some(party, sources):
+            shardings = compile_here()
+        else:
+            compiles = not any(lies_elsewhere(source.sharding) for source in sources)
+            if not compiles:
+                self.out_info = jax.eval_shape(run, *args)
+            deadline = Deadline.after(timeout)
+            said = party.all_or_none(
+                f"transform of {len(leaves)} leaves",
+                lambda: shardings_as_json(compile_here()) if compiles else None,
+                deadline,
+            )
+            shardings = shardings_from_json(next(told for told in said.values() if told is not None))
         outs = jax.tree.leaves(self.out_info)
-        shardings = jax.tree.leaves(compiled.output_shardings)
         self.sources: list[Source | None] = [
-            Source(tuple(out.shape), out.dtype, named) if (named := named_sharding(sharding)) else None
+            None if sharding is None else Source(tuple(out.shape), out.dtype, sharding)
             for out, sharding in zip(outs, shardings, strict=True)
         ]
-        self._run = compiled
 
     def check(self, errors: LeafErrors) -> None:
         """Notes leaves of the result whose placement cannot be planned."""
@@ -63,11 +98,19 @@ class SourceTransform:
             if source is None:
                 errors.add(path, "XLA gave it no NamedSharding; constrain it with jax.lax.with_sharding_constraint")
 
-    def __call__(self, leaves: Sequence[Any]) -> list[Array]:
-        """The leaves of the transformed tree."""
+    def __call__(self, leaves: Sequence[Any]) -> list[Any]:
+        """The leaves of the transformed tree; abstract ones in a process without source devices."""
+        if self._run is None:
+            return jax.tree.leaves(self.out_info)
         # Numbers among the leaves come from the host, as the caller put them there.
         with jax.transfer_guard("allow"):
             return jax.tree.leaves(self._run(*leaves))
+
+
+def _all_have_some(party: Party, sources: Sequence[Source]) -> bool:
+    """Whether each process of the party has source devices, or the party is this process alone."""
+    devices: Any = [device for source in sources if source.sharding for device in source.sharding.device_set]
+    return party.alone or {device.process_index for device in devices}.issuperset(party.processes)
 
 
 def device_sets(sources: Sequence[Source]) -> set[frozenset[Any]]:

@@ -172,6 +172,41 @@ def mismatches() -> None:
         oracle.assert_tree_holds(got, host, dst)
 
 
+def renamed(weights: dict[str, Any]) -> dict[str, Any]:
+    fused = jnp.concatenate([weights["f32"], weights["f32"][::-1]], axis=0)
+    return {"model": {"fused": fused, "turned": weights["byte"].T}, "scale": jnp.float32(3.0)}
+
+
+def fails(weights: dict[str, Any]) -> dict[str, Any]:
+    if jax.process_index() == 0:
+        raise ZeroDivisionError("no such layer")
+    return weights
+
+
+def transforms() -> None:
+    last = jax.device_count() - 1
+    all_ids = list(range(last + 1))
+    host = tree()
+    fused = np.concatenate([host["f32"], host["f32"][::-1]], axis=0)
+    expected = {"model": {"fused": fused, "turned": host["byte"].T}, "scale": np.float32(3.0)}
+    for src, dst in [
+        (on([0], WHOLE), on([last], WHOLE)),
+        (on([0], WHOLE), on(all_ids, WHOLE)),
+        (on(all_ids, ROWS), on([last], WHOLE)),
+    ]:
+        elsewhere = not src.addressable_devices
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=src), host)  # noqa: B023
+        params = params if elsewhere else place(host, src)
+        got = None
+        for _ in range(2):
+            got = jreshard.transfer(params, src, dst, transform=renamed, into=got, **OPTIONS)
+            oracle.assert_tree_holds(got, expected, dst)
+    src, dst = on([0], WHOLE), on([last], WHOLE)
+    with pytest.raises(ZeroDivisionError if jax.process_index() == 0 else RuntimeError, match="no such layer"):
+        jreshard.transfer(place(host, src), src, dst, transform=fails, **OPTIONS)
+    oracle.assert_tree_holds(jreshard.transfer(place(host, src), src, dst, **OPTIONS), host, dst)
+
+
 def links_that_broke() -> None:
     last = jax.device_count() - 1
     src, dst = on([0], WHOLE), on([last], WHOLE)

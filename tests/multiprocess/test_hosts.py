@@ -9,6 +9,7 @@ SCENARIOS = [
     "many_leaves_between_collectives",
     "plans_in_turn",
     "a_step_right_after",
+    "transforms",
     "mismatches",
     "links_that_broke",
     "linking_fails_on_one_side",

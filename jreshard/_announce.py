@@ -1,0 +1,42 @@
+"""How arrays lie, as one process tells another that cannot work it out for itself."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+
+def shardings_as_json(shardings: Sequence[NamedSharding | None]) -> dict[str, Any]:
+    """What `shardings_from_json` reads: each sharding that differs from the others once."""
+    kinds: dict[NamedSharding | None, int] = {}
+    kind_of = [kinds.setdefault(sharding, len(kinds)) for sharding in shardings]
+    return {"kinds": [sharding and _as_json(sharding) for sharding in kinds], "kind_of": kind_of}
+
+
+def shardings_from_json(told: dict[str, Any]) -> list[NamedSharding | None]:
+    """The shardings, over the devices that have those numbers in this process as well."""
+    devices = {device.id: device for device in jax.devices()}
+    kinds = [kind and _from_json(kind, devices) for kind in told["kinds"]]
+    return [kinds[kind] for kind in told["kind_of"]]
+
+
+def _as_json(sharding: NamedSharding) -> dict[str, Any]:
+    mesh = sharding.mesh
+    return {
+        "devices": [device.id for device in mesh.devices.flat],
+        "axes": [[str(name), size] for name, size in mesh.shape.items()],
+        "spec": [list(entry) if isinstance(entry, tuple) else entry for entry in sharding.spec],
+        "memory": sharding.memory_kind,
+    }
+
+
+def _from_json(told: dict[str, Any], devices: dict[int, jax.Device]) -> NamedSharding:
+    sizes = [size for _, size in told["axes"]]
+    members = np.empty(math.prod(sizes), object)
+    members[:] = [devices[i] for i in told["devices"]]
+    mesh = Mesh(members.reshape(sizes), tuple(name for name, _ in told["axes"]))
+    spec = PartitionSpec(*(tuple(entry) if isinstance(entry, list) else entry for entry in told["spec"]))
+    return NamedSharding(mesh, spec, memory_kind=told["memory"])
