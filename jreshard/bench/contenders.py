@@ -15,6 +15,8 @@ from jreshard.bench.shapes import DTYPE, Shapes
 from jreshard.bench.sides import Side
 
 DEVICE_PUT, JIT = "device_put", "jit"
+#: What the time of all others is counted as.
+TRANSPORTS = "transports"
 #: What transports that write into the memory of an old result are called after the transport's name.
 INTO = " into"
 #: Added to these where replicas do not pass on what they get, nor share what they send.
@@ -42,7 +44,7 @@ class Contender:
     @property
     def kind(self) -> str:
         """What its time is counted as."""
-        return self.name if self.name in (DEVICE_PUT, JIT) else "transports"
+        return self.name if self.name in (DEVICE_PUT, JIT) else TRANSPORTS
 
 
 class Ways:

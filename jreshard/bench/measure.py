@@ -9,7 +9,7 @@ import jax
 
 from jreshard.bench import memory, pattern
 from jreshard.bench.cases import Case
-from jreshard.bench.contenders import DEVICE_PUT, Contender, Ways
+from jreshard.bench.contenders import DEVICE_PUT, TRANSPORTS, Contender, Ways
 from jreshard.bench.context import Context, agree, failure
 from jreshard.bench.shapes import Shapes
 from jreshard.bench.spent import FIRST, MAKE, VERIFY
@@ -84,6 +84,7 @@ def run_case(
         job.begin(way)
         results[way.name] = {"skipped": "no time was left"} if context.time_left() <= 0 else _check(job, way)
     tried = {way: results[way.name]["tried_s"] for way in contenders if "tried_s" in results[way.name]}
+    tried = {way: once for way, once in tried.items() if "ready_s" not in results[way.name]}
     rounds = _rounds(context, tried, enough_at - time.perf_counter())
     calls = {way.name: (rounds[way], _timed(job, way)) for way in tried}
     for name, (until_ready, until_return) in context.in_turns(unit, calls):
@@ -98,16 +99,12 @@ def _rounds(context: Context, tried: dict[Contender, float], seconds: float) -> 
     """How often to time each contender, within about so many seconds, and at least once."""
     most: dict[Contender, int] = {}
     for way, once in tried.items():
-        if once < _SLOW_SECONDS:
-            most[way] = context.rounds
-        elif way.kind != "transports":
-            most[way] = int(once < _ENOUGH_SECONDS)
-        else:
-            most[way] = min(context.rounds, _SLOW_ROUNDS)
+        slow = _SLOW_ROUNDS if way.kind == TRANSPORTS else 1
+        most[way] = context.rounds if once < _SLOW_SECONDS else min(context.rounds, slow)
     # Those that reuse a result make it anew each time.
     quick = sum(once * (1 + way.reuses) for way, once in tried.items() if once < _SLOW_SECONDS)
-    slow = sum(most[way] * once * (1 + way.reuses) for way, once in tried.items() if once >= _SLOW_SECONDS)
-    share = (seconds - slow) / (context.rounds * quick) if quick else 1.0
+    others = sum(most[way] * once * (1 + way.reuses) for way, once in tried.items() if once >= _SLOW_SECONDS)
+    share = (seconds - others) / (context.rounds * quick) if quick else 1.0
     limit = context.gather(max(1, int(context.rounds * min(1.0, share))))[0]
     return {way: min(rounds, limit) for way, rounds in most.items()}
 
