@@ -39,7 +39,7 @@ def main() -> None:
         peers.tell("refuse", text=str(error))
         return
     transports = config.transports or (["p2p", "nccl"] if kind == "gpu" else ["host"])
-    context = Context(devices, _open_gpus(devices), peers, config.rounds, transports, config.timeout, config.until)
+    context = Context(devices, open_gpus(devices), peers, config.rounds, transports, config.timeout, config.until)
     context.spent.watch_compiling()
     scale = config.scale or (1.0 if kind == "gpu" else CPU_SCALE)
     units = [unit for unit in chosen if unit not in config.done]
@@ -87,7 +87,8 @@ def _start_jax(config: Config) -> list[Any]:
     return list(devices if len(devices) >= _FEWEST_DEVICES else jax.devices("cpu"))[: config.devices]
 
 
-def _open_gpus(devices: list[Any]) -> dict[int, Gpu]:
+def open_gpus(devices: list[Any]) -> dict[int, Gpu]:
+    """Those of this process, by their places among all devices; none on CPU devices."""
     mine = [(rank, device) for rank, device in enumerate(devices) if device.process_index == jax.process_index()]
     if devices[0].platform != "gpu":
         return {}
