@@ -88,14 +88,14 @@ class Ways:
 
     def _by(self, transport: str, params: Tree) -> Iterator[Contender]:
         yield self.refit(transport, params)
-        yield Contender(transport, partial(self._main, transport, params), self.dst)
         if base := self._case.base:
-            move = partial(self._transfer, transport, params, self.src, self.dst)
-            yield Contender(transport + INTO + PLAIN, move, self.dst, reuses=True)
             src, dst = self._shardings(base.src), self._shardings(base.dst)
             part = params if base.src == self._case.src else part_of(params, src)
             move = partial(self._transfer, transport, part, src, dst)
             yield Contender(f"{transport}{INTO}, {base.name}", move, dst, reuses=True)
+            move = partial(self._transfer, transport, params, self.src, self.dst)
+            yield Contender(transport + INTO + PLAIN, move, self.dst, reuses=True)
+        yield Contender(transport, partial(self._main, transport, params), self.dst)
 
     def _main(self, transport: str, params: Tree, old: Tree | None) -> Any:
         if not self._case.base:

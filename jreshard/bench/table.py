@@ -48,7 +48,7 @@ def _case(figures: Mapping[str, Any]) -> Iterator[str]:
         columns = "".join(f"{row.get(heading, ''):>{_HEADINGS[heading]}}" for heading in used)
         yield f"  {name:{_NAME_WIDTH - 2}}{row.get('error') or columns}".rstrip()
     if spent := figures.get("spent"):
-        yield "  " + ", ".join(f"{what} {seconds:.1f} s" for what, seconds in spent.items())
+        yield "  " + ", ".join(f"{what} {seconds:.1f} s" for what, seconds in spent.items() if seconds >= 0.05)
 
 
 def _row(found: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, str]:
