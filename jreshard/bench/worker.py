@@ -82,7 +82,8 @@ def _start_jax(config: Config) -> list[Any]:
             cluster_detection_method="deactivate",
             initialization_timeout=_JOIN_SECONDS,
         )
-        return list({device.process_index: device for device in reversed(jax.devices())}.values())[::-1]
+        of_process = {device.process_index: device for device in jax.devices()}
+        return [of_process[process] for process in sorted(of_process)]
     devices = jax.devices()
     return list(devices if len(devices) >= _FEWEST_DEVICES else jax.devices("cpu"))[: config.devices]
 
