@@ -15,7 +15,8 @@ from pathlib import Path
 import jax
 
 import jreshard
-from jreshard.bench.cases import CASES, DTYPE
+from jreshard.bench.cases import CASES
+from jreshard.bench.shapes import DTYPE
 
 RESULTS = Path(__file__).parent / "results"
 MEASURED = RESULTS / "gpu_p2p.json"

@@ -17,7 +17,7 @@ from jreshard._control import MismatchError
 from jreshard._deadline import Deadline
 from jreshard._differences import name_differences
 from jreshard._leaves import describe
-from jreshard._native import Exchange
+from jreshard._native import Exchange, TransferError
 from jreshard._party import Party
 from jreshard._programs import Program, Programs
 from jreshard._route import Leaf, Route
@@ -27,6 +27,7 @@ from jreshard._watcher import watcher
 # processes have to meet for one transfer after the other.
 _launch_order = threading.RLock()
 _release_thread = ThreadPoolExecutor(1, thread_name_prefix="jreshard-release")
+_CORE = "jreshard: "  # how errors of the native core begin
 _WHAT = "transfer of"  # what processes are about to do, and how much
 
 
@@ -146,6 +147,9 @@ class Launcher:
             except BaseException as error:
                 exchange.abort(call, f"jreshard: launching the transfer failed: {str(error) or type(error).__name__}")
                 news.tell(call, str(error) or type(error).__name__)
+                if isinstance(error, ValueError | jax.errors.JaxRuntimeError) and _CORE in str(error):
+                    # A handler's error, as XLA passes it on where a program runs in the thread that launches it.
+                    raise TransferError(str(error)[str(error).index(_CORE) :]) from error
                 raise
             return new
 

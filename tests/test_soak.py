@@ -54,12 +54,12 @@ def refit_times(refit, sources: list, old, count: int) -> tuple[list[float], obj
     return times, old
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 def usual(times: list[float]) -> float:
     """What a refit takes when nothing else wants the processors: a busy machine must not look like drift."""
     return statistics.quantiles(times, n=10)[0]
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 @pytest.mark.parametrize("reuse", ["into", "fresh memory"])
 def test_a_thousand_refits(reuse):
     src, dst = soak_layouts()

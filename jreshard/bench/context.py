@@ -1,8 +1,9 @@
 """What all measurements of a process share."""
 
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -11,16 +12,16 @@ import numpy as np
 
 from jreshard import _nccl
 from jreshard.bench import memory
-from jreshard.bench.cases import DTYPE, Case, Shapes
+from jreshard.bench.cases import Case
 from jreshard.bench.gpu import Gpu
 from jreshard.bench.peers import Peers
 from jreshard.bench.send_recv import SendRecv, open_nccl
+from jreshard.bench.shapes import DTYPE, Shapes, amount
+from jreshard.bench.spent import WAIT, Spent
 
 T = TypeVar("T")
 
 _USABLE = 0.9  # of the memory; the rest is for what fragments, and for programs
-_SLOW_SECONDS = 0.5  # what takes longer than this gets fewer rounds
-_SLOW_ROUNDS = 3
 _ERROR_CHARACTERS = 300
 
 
@@ -29,12 +30,14 @@ class Context:
     """What all measurements of a process share.
 
     Attributes:
-        devices: the two devices, that of another process too.
+        devices: all devices, those of other processes too.
         gpus: those of this process by the driver, by their place in `devices`; none on CPU devices.
         peers: the line to the command.
-        rounds: how often everything is timed.
+        rounds: how often everything is timed, where there is time.
         transports: those of jreshard to try.
         timeout: seconds until a transfer, or a message, fails.
+        until: when all should be done, in seconds of `time.time`; `None` for no haste.
+        spent: where the time goes.
     """
 
     devices: Sequence[Any]
@@ -43,6 +46,8 @@ class Context:
     rounds: int
     transports: Sequence[str]
     timeout: float
+    until: float | None = None
+    spent: Spent = field(default_factory=Spent)
 
     @property
     def local_devices(self) -> list[Any]:
@@ -51,19 +56,29 @@ class Context:
 
     @cached_property
     def send_recv(self) -> SendRecv:
-        """NCCL by itself between the two devices; all processes ask for it at the same point."""
-        return SendRecv(open_nccl(_nccl.find().path), self.gpus, self.peers, self.timeout)
+        """NCCL by itself between the first two devices; all processes ask for it at the same point."""
+        gpus = {rank: gpu for rank, gpu in self.gpus.items() if rank < 2}
+        return SendRecv(open_nccl(_nccl.find().path), gpus, self.peers, self.timeout)
 
-    def fitting(self, case: Case, scale: float, copies: int = 1) -> tuple[float, Shapes]:
-        """The largest of `scale`, its half, its quarter, … with which so many copies of a case fit into memory."""
-        available = _USABLE * min(self.peers.gather(min(map(memory.limit, self.local_devices))))
+    def gather(self, value: T) -> list[T]:
+        """What every process says here, by process; waits for all of them."""
+        with self.spent.on(WAIT):
+            return self.peers.gather(value)
+
+    def time_left(self) -> float:
+        """Seconds until all should be done, the same for all processes."""
+        mine = float("inf") if self.until is None else self.until - time.time()
+        return self.gather(mine)[0]
+
+    def too_large(self, case: Case, shapes: Shapes) -> str:
+        """Why a case does not fit into memory, or empty text."""
+        available = int(_USABLE * min(self.gather(min(map(memory.limit, self.local_devices)))))
         shared = self.devices[0].platform == "cpu"  # one memory for all
-        while True:
-            shapes = case.scaled(scale)
-            sizes = self._bytes_on_devices(case, shapes)
-            if copies * (sum if shared else max)(sizes) <= available:
-                return scale, shapes
-            scale /= 2
+        needed = (sum if shared else max)(self._bytes_on_devices(case, shapes))
+        if needed <= available:
+            return ""
+        where = "in all" if shared else "on a device"
+        return f"it needs {amount(needed)} {where}; {amount(available)} can be used"
 
     def _bytes_on_devices(self, case: Case, shapes: Shapes) -> list[int]:
         sizes = dict.fromkeys(self.devices, 0)
@@ -73,13 +88,9 @@ class Context:
                     sizes[device] += int(np.prod(sharding.shard_shape(shapes[name]))) * DTYPE.itemsize
         return list(sizes.values())
 
-    def rounds_for(self, seconds: float) -> int:
-        """How often to time what took so long at first."""
-        return self.rounds if seconds < _SLOW_SECONDS else min(self.rounds, _SLOW_ROUNDS)
-
     def in_turns(self, unit: str, calls: Mapping[str, tuple[int, Callable[[], T]]]) -> Iterator[tuple[str, T]]:
         """Runs each of the calls so many times, by turns, and says which is next; yields its name and result."""
-        for turn in range(self.rounds):
+        for turn in range(max((rounds for rounds, _ in calls.values()), default=0)):
             for name, (rounds, call) in calls.items():
                 if turn < rounds:
                     self.peers.tell("begin", unit=unit, contender=name)
@@ -92,7 +103,12 @@ def failure(error: Exception) -> dict[str, Any]:
     return {"error": text, "refused": isinstance(error, ValueError | TypeError | NotImplementedError)}
 
 
-def agree(said: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What holds for all processes: a failure of any of them, or else what took longest."""
+def agree(said: Sequence[dict[str, Any]], seconds: str) -> dict[str, Any]:
+    """What holds for all processes: a failure of any of them, or else what took longest.
+
+    Args:
+        said: what each of them found.
+        seconds: the key of the time.
+    """
     failures = [found for found in said if "error" in found]
-    return failures[0] if failures else max(said, key=lambda found: found["tried_s"])
+    return failures[0] if failures else max(said, key=lambda found: found[seconds])

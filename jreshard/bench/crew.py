@@ -35,6 +35,10 @@ class CrewLost(RuntimeError):
         self.tail = tail
 
 
+class OutOfTime(RuntimeError):
+    """The time for measuring is over."""
+
+
 @dataclass
 class _Member:
     process: subprocess.Popen[str]
@@ -50,10 +54,12 @@ class Crew:
     Args:
         configs: what each of them is to do.
         patience: seconds of silence after which they are given up.
+        end: when they are, whatever they say, in seconds of `time.time`; `None` for never.
     """
 
-    def __init__(self, configs: Sequence[Config], patience: float) -> None:
+    def __init__(self, configs: Sequence[Config], patience: float, end: float | None = None) -> None:
         self._patience = patience
+        self._end = float("inf") if end is None else time.monotonic() + end - time.time()
         self._members: list[_Member] = []
         self._said: dict[int, Any] = {}
         self._selector = selectors.DefaultSelector()
@@ -92,10 +98,13 @@ class Crew:
 
         Raises:
             CrewLost: one of them died or fell silent.
+            OutOfTime: the time is over.
         """
         deadline = time.monotonic() + self._patience
         while not all(member.ended for member in self._members):
-            ready = self._selector.select(max(0, deadline - time.monotonic()))
+            ready = self._selector.select(max(0, min(deadline, self._end) - time.monotonic()))
+            if time.monotonic() >= self._end:
+                raise OutOfTime
             if not ready:
                 silent = [i for i, member in enumerate(self._members) if not member.ended]
                 raise self._lost(silent[0], f"has said nothing for {self._patience:.0f} s and was ended")
@@ -183,7 +192,8 @@ def _wait(process: subprocess.Popen[str]) -> None:
 def _environment(config: Config) -> Mapping[str, str]:
     if not config.isolated:
         return os.environ
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+    all_gpus = ",".join(map(str, range(config.processes)))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", all_gpus).split(",")
     return os.environ | {"CUDA_VISIBLE_DEVICES": visible[config.process]}
 
 

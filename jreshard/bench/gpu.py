@@ -43,6 +43,13 @@ class Gpu:
         finally:
             self.driver.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
+    def used_bytes(self) -> int:
+        """Memory that the driver has given away, to whomever."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        with self.current():
+            self.driver.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return total.value - free.value
+
     def start_clock(self) -> None:
         """Marks the start of what is queued next."""
         self._record(self._events[0])

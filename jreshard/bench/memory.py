@@ -1,18 +1,23 @@
-"""Memory that a transfer takes beyond the source and the destination, which exist already."""
+"""Memory that a transfer takes beyond the source and the destination, which exist already.
+
+JAX's allocator on a GPU keeps the highest use ever and cannot be told to forget it. So this is measured in a process
+that has done nothing else than to make the source and the destination.
+"""
 
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jreshard.bench.gpu import Gpu
 
-_BALLAST_BYTES = 1 << 30  # in pieces, which find room between others
+_PERIOD = 0.0005  # seconds between two looks at what the driver has given away
+_CALLS = 3
 
 
 def limit(device: Any) -> int:
@@ -23,38 +28,77 @@ def limit(device: Any) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def extra(call: Callable[[], Any], devices: Iterable[Any]) -> int:
-    """Bytes by which `call` raises the use of memory at most, on the device where that is most.
+def extra(call: Callable[[], Any], devices: Sequence[Any], gpus: Mapping[int, Gpu]) -> dict[str, int]:
+    """Bytes by which `call`, done a few times, raises the use of memory at most, on the device where that is most.
 
-    On GPUs what JAX's allocator hands out counts, on CPU devices the process's resident memory. `call` makes no new
-    arrays that outlive it.
+    Args:
+        call: makes no new arrays that outlive it.
+        devices: those of this process.
+        gpus: the same by the driver; none on CPU devices.
+
+    Returns:
+        On GPUs `extra_bytes`, of JAX's allocator; `unseen_bytes`, what had been in use before besides what was in use
+        when it began, so that as much more would not have shown; and, where JAX's own pool does not grow,
+        `outside_jax_bytes`, of the driver: communicators, staging, and what CUDA itself loads. On CPU devices
+        `extra_bytes` of the process's resident memory, once the programs are compiled.
     """
-    gpus = [device for device in devices if device.platform == "gpu"]
-    return max(_extra_on_gpus(call, gpus)) if gpus else _extra_on_host(call)
-
-
-def _extra_on_gpus(call: Callable[[], Any], devices: Sequence[Any]) -> list[int]:
-    # The allocator keeps the highest use ever. Memory up to that is filled, so that whatever is added raises it.
-    ballast = [_ballast(device) for device in devices]
-    before = [_stats(device)["bytes_in_use"] for device in devices]
+    if gpus:
+        return _extra_on_gpus(call, devices, list(gpus.values()))
     jax.block_until_ready(call())
-    peaks = [_stats(device)["peak_bytes_in_use"] for device in devices]
-    del ballast
-    return [peak - used for used, peak in zip(before, peaks, strict=True)]
+    return {"extra_bytes": _extra_on_host(call)}
 
 
-def _ballast(device: Any) -> list[jax.Array]:
-    stats = _stats(device)
-    gap = stats["peak_bytes_in_use"] - stats["bytes_in_use"]
-    sizes = [_BALLAST_BYTES] * (gap // _BALLAST_BYTES) + [gap % _BALLAST_BYTES]
-    ballast = [jnp.zeros((size,), jnp.uint8, device=device) for size in sizes]
-    jax.block_until_ready(ballast)
-    return ballast
+def _extra_on_gpus(call: Callable[[], Any], devices: Sequence[Any], gpus: Sequence[Gpu]) -> dict[str, int]:
+    before = [device.memory_stats() for device in devices]
+    with _Outside(gpus) as outside:
+        for _ in range(_CALLS):
+            jax.block_until_ready(call())
+    peaks = [device.memory_stats()["peak_bytes_in_use"] for device in devices]
+    found = {
+        "extra_bytes": max(peak - stats["bytes_in_use"] for stats, peak in zip(before, peaks, strict=True)),
+        "unseen_bytes": max(stats["peak_bytes_in_use"] - stats["bytes_in_use"] for stats in before),
+    }
+    return found | ({} if outside.most is None else {"outside_jax_bytes": outside.most})
 
 
-def _stats(device: Any) -> dict[str, int]:
-    stats: dict[str, int] = device.memory_stats()
-    return stats
+class _Outside:
+    """The most that the driver gives away meanwhile, as a thread sees it that looks all the time.
+
+    Attributes:
+        most: bytes, on the GPU where they are most; `None` where JAX's own use of the driver's memory varies.
+    """
+
+    def __init__(self, gpus: Iterable[Gpu]) -> None:
+        self._gpus = list(gpus)
+        self.most = 0 if _pool_is_fixed() else None
+        self._before = [gpu.used_bytes() for gpu in self._gpus]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "_Outside":
+        if self.most is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self.most is not None:
+            self._thread.join()
+            self._look()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_PERIOD):
+            self._look()
+
+    def _look(self) -> None:
+        used = max(gpu.used_bytes() - before for gpu, before in zip(self._gpus, self._before, strict=True))
+        self.most = max(self.most or 0, used)
+
+
+def _pool_is_fixed() -> bool:
+    return os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true") in ("true", "1") and os.environ.get(
+        "XLA_PYTHON_CLIENT_ALLOCATOR", "default"
+    ) in ("default", "bfc", "vmm")
 
 
 def _extra_on_host(call: Callable[[], Any]) -> int:
@@ -66,18 +110,3 @@ def _extra_on_host(call: Callable[[], Any]) -> int:
     status = Path("/proc/self/status").read_text()
     peak = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
     return max(0, peak - before)
-
-
-def outside_jax(gpus: Iterable[Gpu]) -> list[int] | None:
-    """Bytes of each GPU in use beside JAX's arrays, plus a constant; `None` where JAX's own use of it varies."""
-    if os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true") not in ("true", "1"):
-        return None
-    if os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default") not in ("default", "bfc", "vmm"):
-        return None
-    used = []
-    for gpu in gpus:
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        with gpu.current():
-            gpu.driver.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
-        used.append(total.value - free.value)
-    return used

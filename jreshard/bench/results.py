@@ -1,17 +1,17 @@
 """From samples to figures."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jreshard.bench.ceilings import BOTH_WAYS, COPY_ENGINE, MEMORY_COPY, SEND_RECV
-from jreshard.bench.config import CEILINGS, SLOWDOWN
-from jreshard.bench.contenders import DEVICE_PUT
-from jreshard.bench.session import Outcome
+from jreshard.bench.ceilings import COPY_ENGINE, MEMORY_COPY, SEND_RECV, groups
+from jreshard.bench.contenders import DEVICE_PUT, INTO
 from jreshard.bench.slowdown import ALONE
 
-#: The ceilings that cases are held against, in the order in which they are reported.
+#: The ceilings that every case is held against, beside the one that does what the case does.
 REFERENCES = (COPY_ENGINE, SEND_RECV, MEMORY_COPY)
+
+_SAMPLES = ("ready_s", "returned_s", "tried_s")
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
@@ -27,91 +27,96 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def conclude(outcome: Outcome, alone: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The figures of one run.
+def ceilings(unit: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of the ceilings.
 
     Args:
-        outcome: the samples.
-        alone: the figures of the run in one process, to compare one across processes with, which cannot measure all of
-            the ceilings.
+        unit: what `ceilings.run` measured.
     """
-    units = dict(outcome.units)
-    measured = _ceilings(units.pop(CEILINGS, {}))
-    slowdown = _slowdown(units.pop(SLOWDOWN, {}))
-    references = _rates(alone["ceilings"] if alone else {}) | _rates(measured)
-    cases = {key: _case(case, references) for key, case in units.items()}
-    if alone:
-        for key, case in cases.items():
-            _compare(case, alone["cases"].get(key, {"contenders": {}}))
-    out: dict[str, Any] = {"ceilings": measured, "cases": cases}
-    if slowdown:
-        out["slowdown"] = slowdown
-    if outcome.losses:
-        out["losses"] = outcome.losses
+    out: dict[str, Any] = {}
+    for name, found in unit["contenders"].items():
+        if "ready_s" not in found:
+            out[name] = {"error": found.get("error", "not measured")}
+            continue
+        pairs = groups(name, unit["devices"])
+        out[name] = spread([statistics.mean(seconds) for seconds in found["ready_s"]])
+        out[name] |= {"bytes": unit["bytes"], "bytes_per_s": unit["bytes"] / out[name]["median_s"]}
+        if len(pairs) > 1:
+            out[name]["note"] = "the mean of all pairs, one at a time"
+            by_pair = (statistics.median(seconds) for seconds in zip(*found["ready_s"], strict=True))
+            out[name]["pairs_bytes_per_s"] = {
+                f"{src} -> {dst}": unit["bytes"] / seconds for [(src, dst)], seconds in zip(pairs, by_pair, strict=True)
+            }
+        elif len(pairs[0]) > 1:
+            out[name]["note"] = "bytes and bytes_per_s are those of one link each way"
+            out[name]["sum_bytes_per_s"] = len(pairs[0]) * out[name]["bytes_per_s"]
     return out
 
 
-def _rates(ceilings: Mapping[str, Any]) -> dict[str, float]:
+def rates(ceilings: Mapping[str, Any]) -> dict[str, float]:
+    """What each ceiling comes to, bytes a second of one link one way."""
     return {name: found["bytes_per_s"] for name, found in ceilings.items() if "bytes_per_s" in found}
 
 
-def _compare(case: Mapping[str, Any], alone: Mapping[str, Any]) -> None:
+def case(unit: Mapping[str, Any], expected: Mapping[str, Any], rates: Mapping[str, float]) -> dict[str, Any]:
+    """The figures of a case.
+
+    Args:
+        unit: what `run_case` measured.
+        expected: what `expected` says of it.
+        rates: those of the ceilings of the same run.
+    """
+    busiest = expected["bytes_busiest_link"]
+    ceiling = MEMORY_COPY if MEMORY_COPY in rates else expected["ceiling"]
+    ideal = {name: busiest / rate for name, rate in rates.items() if name in (*REFERENCES, ceiling)}
+    out = {**unit, **expected, "ceiling": ceiling, "ideal_s": ideal, "contenders": {}}
+    contenders = unit["contenders"]
+    medians = {name: statistics.median(found["ready_s"]) for name, found in contenders.items() if "ready_s" in found}
+    for name, found in contenders.items():
+        out["contenders"][name] = kept = {key: value for key, value in found.items() if key not in _SAMPLES}
+        if name not in medians:
+            continue
+        median = medians[name]
+        kept |= spread(found["ready_s"])
+        kept["median_until_return_s"] = statistics.median(found["returned_s"])
+        is_base = bool(expected["base"]) and name.endswith(f", {expected['base']}")
+        if is_base:
+            continue  # other bytes on other links
+        kept["bytes_per_s"] = busiest / median
+        kept["of"] = {reference: seconds / median for reference, seconds in ideal.items()}
+        if DEVICE_PUT in medians and name != DEVICE_PUT:
+            kept["times_device_put"] = medians[DEVICE_PUT] / median
+        base = medians.get(f"{name.split(INTO)[0]}{INTO}, {expected['base']}")
+        if base and INTO in name:
+            kept["time_of_base"] = median / base
+        if name.endswith(INTO):
+            kept["prediction_error"] = expected["predicted"]["total"] / median - 1
+    return out
+
+
+def compare(case: Mapping[str, Any], alone: Mapping[str, Any]) -> None:
+    """Adds to the figures of a case across processes what they are of those of one process, of the same run."""
     for name, found in case["contenders"].items():
         before = alone["contenders"].get(name, {})
         if "median_s" in found and "median_s" in before:
             found["of_one_process"] = before["median_s"] / found["median_s"]
 
 
-def faults(figures: Mapping[str, Any]) -> list[str]:
+def faults(case: Mapping[str, Any]) -> Iterator[str]:
     """What went wrong with jreshard's transports: failures, but not requests that they refuse."""
-    found = list(figures.get("losses", []))
-    for case in figures["cases"].values():
-        for name, contender in case["contenders"].items():
-            if name != DEVICE_PUT and "error" in contender and not contender["refused"]:
-                found.append(f"{case.get('title', '')}: {name}: {contender['error']}")
-    return found
+    for name, contender in case["contenders"].items():
+        if name != DEVICE_PUT and "error" in contender and not contender["refused"]:
+            yield f"{case.get('title', '')}: {name}: {contender['error']}"
 
 
-def _ceilings(unit: Mapping[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, found in unit.get("contenders", {}).items():
-        if "ready_s" not in found:
-            out[name] = {"error": found["error"]}
-            continue
-        out[name] = spread(found["ready_s"])
-        out[name] |= {"bytes": unit["bytes"], "bytes_per_s": unit["bytes"] / out[name]["median_s"]}
-        if name == BOTH_WAYS:
-            out[name]["note"] = "bytes and bytes_per_s are those of each way"
-    return out
-
-
-def _case(unit: Mapping[str, Any], references: Mapping[str, float]) -> dict[str, Any]:
-    busiest = unit.get("bytes_busiest_direction", 0)
-    ideal = {name: busiest / references[name] for name in REFERENCES if name in references}
-    out = dict(unit) | {"ideal_s": ideal, "contenders": {}}
-    medians = {n: statistics.median(c["ready_s"]) for n, c in unit["contenders"].items() if "ready_s" in c}
-    for name, found in unit["contenders"].items():
-        out["contenders"][name] = kept = {
-            k: v for k, v in found.items() if k not in ("ready_s", "returned_s", "tried_s")
-        }
-        if name not in medians:
-            continue
-        kept |= spread(found["ready_s"])
-        kept["median_until_return_s"] = statistics.median(found["returned_s"])
-        kept["bytes_per_s"] = busiest / medians[name]
-        kept["of"] = {reference: seconds / medians[name] for reference, seconds in ideal.items()}
-        if DEVICE_PUT in medians and name != DEVICE_PUT:
-            kept["times_device_put"] = medians[DEVICE_PUT] / medians[name]
-    return out
-
-
-def _slowdown(unit: Mapping[str, Any]) -> dict[str, Any]:
-    contenders = unit.get("contenders", {})
+def slowdown(unit: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of the products beside moves."""
+    contenders = unit["contenders"]
     alone = contenders.get(ALONE, {}).get("ready_s")
     out: dict[str, Any] = {}
     for name, found in contenders.items():
         if "ready_s" not in found:
-            out[name] = {"error": found["error"]}
+            out[name] = {"error": found.get("error", "not measured")}
             continue
         out[name] = spread(found["ready_s"]) | {"moves": sum(found["moves"])}
         if alone:

@@ -71,7 +71,7 @@ class SendRecv:
         try:
             # The first message connects the two, which blocks until both are there.
             within(self._timeout, "starting an NCCL message", lambda: self._launch(src, dst, nbytes))
-            return max(gpu.elapsed(self._timeout) for gpu in self._gpus.values())
+            return max((gpu.elapsed(self._timeout) for gpu in self._gpus.values()), default=0.0)
         except TimeoutError:
             within(_ABORT_SECONDS, "ncclCommAbort", self._abort)
             raise

@@ -1,7 +1,8 @@
-"""How much a matrix product on both GPUs is slowed by what moves between them."""
+"""How much a matrix product on the first two GPUs is slowed by what moves between them."""
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,8 +10,8 @@ import jax
 
 from jreshard.bench import pattern
 from jreshard.bench.cases import CASES
-from jreshard.bench.ceilings import COPY_ENGINE, SEND_RECV, Buffers
-from jreshard.bench.contenders import INTO, Contender, contenders
+from jreshard.bench.ceilings import ARRAY, COPY_ENGINE, SEND_RECV, Buffers
+from jreshard.bench.contenders import INTO, Contender, Ways
 from jreshard.bench.context import Context, failure
 from jreshard.bench.copy_engine import copy
 from jreshard.bench.gemm import MatrixProducts, open_cublas
@@ -18,7 +19,7 @@ from jreshard.bench.gpu import Gpu
 
 ALONE = "alone"
 
-_CASE = CASES["one"]
+_DEVICES = (0, 1)
 _PAUSE = 0.0005
 
 
@@ -31,9 +32,8 @@ def run(context: Context, unit: str, scale: float, skipped: Sequence[str]) -> di
     """Measures the products alone, and beside each way to move bytes again and again.
 
     Returns:
-        The bytes of a move, and for each way the seconds of the products, and how many moves ended beside them.
+        For each way the seconds of the products, and how many moves ended beside them.
     """
-    _, shapes = context.fitting(_CASE, scale, copies=2)
     try:
         cublas = open_cublas(context.devices[0])
     except OSError as error:
@@ -41,17 +41,9 @@ def run(context: Context, unit: str, scale: float, skipped: Sequence[str]) -> di
     products = [  # on streams of their own
         MatrixProducts(cublas, Gpu(gpu.driver, gpu.ordinal), context.devices[rank])
         for rank, gpu in context.gpus.items()
+        if rank in _DEVICES
     ]
-    src, dst = (side.shardings(context.devices, shapes) for side in (_CASE.src, _CASE.dst))
-    buffers = Buffers(shapes, src, dst)
-    movers: dict[str, Callable[[], Any]] = {
-        ALONE: partial(time.sleep, _PAUSE),
-        COPY_ENGINE: lambda: copy([(context.gpus[1], buffers.dst, buffers.src)], context.timeout),
-        SEND_RECV: lambda: context.send_recv.send(buffers.src, buffers.dst, buffers.src.nbytes),
-    }
-    for way in contenders(context.transports, src, dst, context.timeout):
-        if way.reuses:
-            movers[way.name] = _Refits(way, {"w": buffers.src})
+    movers = _movers(context, scale)
     results: dict[str, dict[str, Any]] = {}
     calls: dict[str, tuple[int, Callable[[], tuple[float, int]]]] = {}
     for name in names(context.transports):
@@ -69,17 +61,32 @@ def run(context: Context, unit: str, scale: float, skipped: Sequence[str]) -> di
     for name, (seconds, moves) in context.in_turns(unit, calls):
         results[name].setdefault("ready_s", []).append(seconds)
         results[name].setdefault("moves", []).append(moves)
-    return {"bytes": buffers.src.nbytes, "contenders": results}
+    return {"contenders": results}
+
+
+def _movers(context: Context, scale: float) -> dict[str, Callable[[], Any]]:
+    buffers = Buffers([context.devices[rank] for rank in _DEVICES], scale)
+    [src, _], [_, dst] = buffers.src, buffers.dst
+    movers: dict[str, Callable[[], Any]] = {
+        ALONE: partial(time.sleep, _PAUSE),
+        COPY_ENGINE: lambda: copy([(context.gpus[1], dst, src)], context.timeout),
+        SEND_RECV: lambda: context.send_recv.send(src, dst, buffers.nbytes),
+    }
+    case = replace(CASES["one"], shapes=ARRAY)
+    shapes = case.scaled(scale)
+    ways = Ways(case, shapes, context.devices, context.timeout)
+    params = pattern.make(shapes, ways.src)
+    return movers | {transport + INTO: _Refits(ways.refit(transport, params)) for transport in context.transports}
 
 
 class _Refits:
     """Moves a tree again and again, into the memory of the last result."""
 
-    def __init__(self, way: Contender, params: pattern.Tree) -> None:
-        self._way, self._params, self._old = way, params, None
+    def __init__(self, way: Contender) -> None:
+        self._way, self._old = way, None
 
     def __call__(self) -> None:
-        self._old = jax.block_until_ready(self._way.move(self._params, self._old))
+        self._old = jax.block_until_ready(self._way.move(self._old))
 
 
 def _beside(products: Sequence[MatrixProducts], move: Callable[[], Any], timeout: float) -> tuple[float, int]:

@@ -1,50 +1,79 @@
 """`python -m jreshard bench`: jreshard's transports beside the hardware's ceilings and `jax.device_put`."""
 
 import argparse
-import json
+import signal
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from jreshard.bench.cases import CASES
-from jreshard.bench.config import CEILINGS, SLOWDOWN
-from jreshard.bench.results import conclude, faults
-from jreshard.bench.session import Outcome, Refused, Request, measure
-from jreshard.bench.table import as_text
+from jreshard.bench.cases import CASES, SETS
+from jreshard.bench.config import MEMORY, SLOWDOWN
+from jreshard.bench.course import Display, Wishes
+from jreshard.bench.course import run as run_course
+from jreshard.bench.report import ONE_PROCESS, OtherHost, Report
+from jreshard.bench.session import Refused, Request
 from jreshard.cli.errors import UsageError, require_extra
+from jreshard.cli.json_file import read_json
 from jreshard.doctor.facts import TRANSPORTS
 
 DEFAULT_ROUNDS = 9
 DEFAULT_TIMEOUT = 60.0
+#: What may stand in `--cases` beside cases.
+_BESIDE = {
+    SLOWDOWN: "matrix products on the first two GPUs while bytes move",
+    MEMORY: "the memory that the cases take beyond source and destination, in processes of their own",
+}
+
+
+class _Stopped(BaseException):
+    """A signal asks to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Declare the `bench` command."""
     parser = subparsers.add_parser(
         "bench",
-        help="time transfers between two devices beside the hardware's ceilings and jax.device_put",
-        description="Move trees of weights between the first two devices in every way that there is: the copy engine "
-        "and NCCL by themselves, jax.device_put, and jreshard's transports, into new memory and into the old. Every "
-        "element that arrives is checked first. The ways take turns, and medians are reported. All measuring is done "
+        help="time transfers between devices beside the hardware's ceilings and jax.device_put",
+        description="Move trees of weights between the devices in every way that there is: the copy engine and NCCL by "
+        "themselves, jax.device_put, jit, and jreshard's transports, into new memory and into the old. Every element "
+        "that arrives is checked first. The ways take turns, and medians are reported. All measuring is done "
         "by processes of its own; one that hangs or dies is replaced, and what it was at is left out. On CPU devices "
-        "the cases are smaller.",
+        "the cases are smaller. docs/benchmark.md tells more.",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, after every case")
+    parser.add_argument("--resume", action="store_true", help="measure only what the JSON file does not hold yet")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a bar chart; default: beside the JSON file")
     parser.add_argument("--cases", type=_words, metavar="A,B,...", help="only these; `--cases list` names them")
     parser.add_argument("--transports", type=_words, default=[], metavar="A,B,...", help="only these, such as p2p,nccl")
     parser.add_argument("--rounds", type=_positive, default=DEFAULT_ROUNDS, help="default: %(default)s")
     parser.add_argument("--scale", type=_scale, help="factor on the bytes of all cases; default: 1, or 1/64 on CPUs")
-    parser.add_argument("--processes", type=int, choices=(1, 2), default=1, help="2: measure also across two processes")
-    parser.add_argument("--isolate", action="store_true", help="with two processes, let each see its own GPU only")
+    parser.add_argument(
+        "--devices", type=_two_or_more, metavar="N", help="use the first N; default: all GPUs, or 2 simulated CPUs"
+    )
+    parser.add_argument(
+        "--processes",
+        type=_counts,
+        default=[1],
+        metavar="N,N,...",
+        help="measure in one process with all devices (1), and across so many with one device each; default: 1",
+    )
+    parser.add_argument("--isolate", action="store_true", help="let each of several processes see its own GPU only")
     parser.add_argument(
         "--timeout",
         type=_seconds,
         default=DEFAULT_TIMEOUT,
         metavar="SECONDS",
         help="for one transfer; a process that is silent for twice as long is given up; default: %(default)s",
+    )
+    parser.add_argument(
+        "--seconds", type=_seconds, help="end after so many, with the most important cases done; default: no limit"
     )
     parser.set_defaults(func=run)
 
@@ -59,80 +88,100 @@ def run(args: argparse.Namespace) -> int:
         if not path.absolute().parent.is_dir():
             raise UsageError(f"{path}: no such directory: {path.parent}")
     if args.cases == ["list"]:
-        for name, case in CASES.items():
-            print(f"{name:28}{case.title(case.shapes())}")
-        print(f"{SLOWDOWN:28}matrix products on both GPUs while bytes move")
+        _list_cases()
         return 0
-    runs, report = _measure(args, _request(args))
-    if plot and report["host"]:
+    wishes, report = _wishes(args), Report(args.json, _earlier(args))
+    status = 0
+    try:
+        with _signals_raise():
+            faults = run_course(wishes, report, _display)
+    except (Refused, OtherHost) as error:
+        raise UsageError(str(error)) from error
+    except _Stopped as stopped:
+        faults, status = [f"ended by {stopped}; what was measured by then is kept"], 128 + stopped.number
+    if plot and report.data["host"]:
         from jreshard.bench.plot import save_plot
 
-        save_plot(runs, f"{report['host']['devices']}, {report['host']['link'] or 'no link'}", plot)
-    wrong = [fault for figures in runs.values() for fault in faults(figures)]
-    for fault in wrong:
+        host = report.data["host"]
+        save_plot(report.parts(), report.ceilings(ONE_PROCESS), f"{host['devices']}, {host['link'] or 'no link'}", plot)
+    for fault in faults:
         print(f"bench failed: {fault}", file=sys.stderr)
-    return 1 if wrong else 0
+    return status or int(bool(faults))
 
 
-def _request(args: argparse.Namespace) -> Request:
-    choices = [*CASES, SLOWDOWN]
-    for name, known in (("cases", choices), ("transports", TRANSPORTS)):
+def _list_cases() -> None:
+    for count, names in SETS.items():
+        print(f"of {count} devices:")
+        for name in names:
+            print(f"  {name:32}{CASES[name].title(CASES[name].shapes())}")
+    for name, what in _BESIDE.items():
+        print(f"{name:34}{what}")
+
+
+def _wishes(args: argparse.Namespace) -> Wishes:
+    for name, known in (("cases", [*CASES, *_BESIDE]), ("transports", TRANSPORTS)):
         if unknown := [word for word in getattr(args, name) or [] if word not in known]:
             raise UsageError(f"--{name}: no {', '.join(unknown)}; there are {', '.join(known)}")
-    units = [CEILINGS, *(name for name in choices if not args.cases or name in args.cases)]
-    return Request(units, args.transports, args.rounds, args.scale, args.timeout)
+    request = Request(
+        None,
+        transports=args.transports,
+        rounds=args.rounds,
+        scale=args.scale,
+        timeout=args.timeout,
+        devices=args.devices,
+        isolated=args.isolate,
+    )
+    return Wishes(args.cases, request, args.processes, args.seconds)
 
 
-def _measure(args: argparse.Namespace, request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The figures of each run, and the whole report, which is printed and written as it grows."""
-    report: dict[str, Any] = {}
-
-    def alone(outcome: Outcome) -> dict[str, Any]:
-        figures = conclude(outcome)
-        report.update(host=outcome.host, versions=outcome.versions, **figures)
-        _write(args.json, report)
-        return figures
-
-    def across(outcome: Outcome) -> dict[str, Any]:
-        figures = conclude(outcome, runs["one process"])
-        report["two_processes"] = {"isolated": args.isolate, **figures}
-        _write(args.json, report)
-        return figures
-
-    runs = {"one process": _run(request, "one process", alone)}
-    if args.processes > 1:
-        units = [unit for unit in request.units if unit != SLOWDOWN]
-        request = replace(request, units=units, processes=args.processes, isolated=args.isolate)
-        runs["two processes"] = _run(request, "two processes", across)
-    return runs, report
+def _earlier(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The results to go on from, if any."""
+    if not args.resume:
+        return None
+    if not args.json:
+        raise UsageError("--resume: needs --json, the file to go on from")
+    if not args.json.exists():
+        return None
+    found = read_json(args.json, str(args.json))
+    if not isinstance(found, dict) or not isinstance(found.get("runs"), list):
+        raise UsageError(f"{args.json}: expected the results of this command; remove --resume to write over it")
+    return found
 
 
-def _run(request: Request, title: str, report: Callable[[Outcome], dict[str, Any]]) -> dict[str, Any]:
-    """The figures of one run, as `report` makes them of what has been measured so far."""
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """What ends the command politely ends the measuring processes as well, and leaves the results whole."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # one is enough
+        raise _Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _display(title: str) -> Iterator[Display]:
     from tqdm import tqdm
 
-    print(f"--- {title}", flush=True)
-    with tqdm(desc=title, unit="turn", total=1, disable=None) as bar:
-
-        def progress(done: int, total: int, what: str) -> None:
-            bar.total = max(done, total)
+    class Bar:
+        def progress(self, done: int, total: int, what: str) -> None:
+            bar.total = total
             bar.set_postfix_str(what, refresh=False)
             bar.update(done - bar.n)
 
-        def watch(outcome: Outcome, unit: str) -> None:
-            if text := as_text(report(outcome), unit):
-                with bar.external_write_mode():
-                    print(text, flush=True)
+        def show(self, text: str) -> None:
+            with bar.external_write_mode():
+                print(text, flush=True)
 
-        try:
-            return report(measure(request, progress, watch))
-        except Refused as error:
-            raise UsageError(str(error)) from error
-
-
-def _write(path: Path | None, report: Mapping[str, Any]) -> None:
-    if path:
-        path.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"--- {title}", flush=True)
+    with tqdm(desc=title, total=1, disable=None) as bar:
+        yield Bar()
 
 
 def _words(text: str) -> list[str]:
@@ -143,6 +192,16 @@ def _positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return number
+
+
+def _two_or_more(text: str) -> int:
+    if (number := int(text)) < 2:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 2")
+    return number
+
+
+def _counts(text: str) -> list[int]:
+    return list(dict.fromkeys(map(_positive, text.split(","))))
 
 
 def _scale(text: str) -> float:

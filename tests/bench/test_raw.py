@@ -19,11 +19,11 @@ SCALE, ROUNDS = 1e-5, 3
 GPU_CEILINGS = [ceilings.COPY_ENGINE, ceilings.BOTH_WAYS, ceilings.SEND_RECV]
 
 
-def make_context(driver: FakeDriver, transports: tuple[str, ...] = (), timeout: float = 5) -> Context:
-    """Two CPU devices, whose memory the stand-ins take for that of two GPUs."""
-    gpus = {rank: Gpu(Driver(driver), rank) for rank in range(2)}
+def make_context(driver: FakeDriver, transports: tuple[str, ...] = (), timeout: float = 5, count: int = 2) -> Context:
+    """CPU devices, whose memory the stand-ins take for that of as many GPUs."""
+    gpus = {rank: Gpu(Driver(driver), rank) for rank in range(count)}
     peers = Peers(1, io.StringIO(), io.StringIO())
-    return Context(jax.devices("cpu")[:2], gpus, peers, ROUNDS, transports, timeout)
+    return Context(jax.devices("cpu")[:count], gpus, peers, ROUNDS, transports, timeout)
 
 
 def use_nccl(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
@@ -32,7 +32,7 @@ def use_nccl(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
 
 
 def measure(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, nccl: FakeNccl, timeout: float = 5) -> dict[str, Any]:
-    monkeypatch.setattr(ceilings, "names", lambda platform, processes: GPU_CEILINGS)
+    monkeypatch.setattr(ceilings, "names", lambda platform, processes, devices: GPU_CEILINGS)
     use_nccl(monkeypatch, nccl)
     return ceilings.run(make_context(driver, timeout=timeout), "ceilings", SCALE, [])["contenders"]
 
@@ -43,7 +43,8 @@ def test_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(found) == GPU_CEILINGS
     for name in GPU_CEILINGS:
         assert len(found[name]["ready_s"]) == ROUNDS, found[name]
-        assert all(seconds > 0 for seconds in found[name]["ready_s"])
+        assert all(seconds > 0 for sample in found[name]["ready_s"] for seconds in sample)
+        assert all(len(sample) == len(ceilings.groups(name, 2)) for sample in found[name]["ready_s"])
     assert not any(driver.contexts.values()), "every context was given back"
 
 
@@ -73,9 +74,29 @@ def test_a_failure_of_nccl_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[ceilings.SEND_RECV]["error"] == "RuntimeError: ncclRecv failed: unhandled system error (5)"
 
 
+def test_between_which_devices() -> None:
+    assert len(ceilings.groups(ceilings.COPY_ENGINE, 8)) == 56  # each pair by itself
+    assert ceilings.groups(ceilings.AT_ONCE, 4) == [[(0, 2), (1, 3)]]
+    assert ceilings.groups(ceilings.BOTH_WAYS, 2) == [[(0, 1), (1, 0)]]
+    assert ceilings.groups(ceilings.BOTH_WAYS, 4) == [[(0, 1), (1, 2), (2, 3), (3, 0)]]
+    assert ceilings.names("gpu", 1, 4) == [
+        ceilings.COPY_ENGINE, ceilings.AT_ONCE, ceilings.BOTH_WAYS, ceilings.SEND_RECV
+    ]  # fmt: skip
+    assert ceilings.names("gpu", 4, 4) == [ceilings.SEND_RECV]
+
+
+def test_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [ceilings.COPY_ENGINE, ceilings.AT_ONCE, ceilings.BOTH_WAYS, ceilings.SEND_RECV]
+    monkeypatch.setattr(ceilings, "names", lambda platform, processes, devices: names)
+    use_nccl(monkeypatch, FakeNccl())
+    found = ceilings.run(make_context(FakeDriver(), count=4), "ceilings", SCALE, [])
+    for name in names:
+        assert len(found["contenders"][name]["ready_s"]) == ROUNDS, found["contenders"][name]
+
+
 def test_the_memory_copy_of_cpus() -> None:
     found = ceilings.run(make_context(FakeDriver()), "ceilings", SCALE, [])
-    assert found["bytes"] == pytest.approx(SCALE * (8 << 30), rel=0.3)
+    assert found["bytes"] == pytest.approx(SCALE * (2 << 30), rel=0.3)
     assert len(found["contenders"][ceilings.MEMORY_COPY]["ready_s"]) == ROUNDS
 
 

@@ -9,6 +9,7 @@ import oracle
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from repeats import repeats
 
 import jreshard
 
@@ -111,7 +112,7 @@ def test_many_leaves_between_collectives(options: dict[str, Any]) -> None:
     busy = jax.device_put(oracle.numbers((1024, 1024)), src)
     got: Any = None
     sums = []
-    for _ in range(50):
+    for _ in range(repeats(50, 200)):
         sums.append(total(busy))
         got = jreshard.transfer(params, src, dst, into=got, **options)
         sums.append(total(busy))

@@ -1,27 +1,26 @@
 """Transfers between the GPUs of two processes."""
 
-import shutil
-import subprocess
-
+import gpus
 import processes
 import pytest
+from repeats import repeats
 from test_hosts import SCENARIOS
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(repeats(300, 1200))]
+
+PATIENCE = repeats(150, 600)
 
 
 @pytest.fixture(autouse=True)
 def two_gpus() -> None:
-    found = shutil.which("nvidia-smi")
-    listed = subprocess.run([found, "-L"], capture_output=True, text=True, check=False).stdout if found else ""
-    if listed.count("GPU ") < 2:
-        pytest.skip("needs 2 GPUs")
+    gpus.need(2)
 
 
 @pytest.mark.parametrize("transport", ["p2p", "nccl"])
 @pytest.mark.parametrize("isolated", [False, True], ids=["one view", "isolated"])
 def test_scenarios(isolated: bool, transport: str) -> None:
-    processes.check(processes.run(*SCENARIOS, platform="cuda", isolated=isolated, transport=transport))
+    outcomes = processes.run(*SCENARIOS, platform="cuda", isolated=isolated, transport=transport, patience=PATIENCE)
+    processes.check(outcomes)
 
 
 @pytest.mark.parametrize("transport", ["p2p", "nccl"])

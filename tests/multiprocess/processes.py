@@ -47,6 +47,7 @@ def run(
         first += count
         environment = {**os.environ, "JAX_PLATFORMS": platform, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}
         environment["JRESHARD_TEST_TRANSPORT"] = transport
+        environment["JRESHARD_TEST_PATIENCE"] = str(patience)
         arguments = [",".join(scenarios), str(process), str(len(devices)), str(port), platform, str(count)]
         if platform == "cuda" and isolated:
             environment["CUDA_VISIBLE_DEVICES"] = own

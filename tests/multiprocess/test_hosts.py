@@ -15,6 +15,7 @@ SCENARIOS = [
     "linking_fails_on_one_side",
     "a_process_is_late",
     "many_refits",
+    "connects_again_and_again",
 ]
 
 
@@ -25,6 +26,14 @@ def test_two_processes() -> None:
 @pytest.mark.parametrize("devices", [(2, 2), (2, 1, 1)], ids=str)
 def test_several_devices_each(devices: tuple[int, ...]) -> None:
     processes.check(processes.run("every_layout", "options", devices=devices))
+
+
+def test_four_processes() -> None:
+    processes.check(processes.run("every_layout_of_many", devices=(1, 1, 1, 1)))
+
+
+def test_survivors_go_on() -> None:
+    processes.check(processes.run("survivors_go_on", devices=(1, 1, 1)), dies=[1])
 
 
 def test_a_process_dies() -> None:

@@ -6,6 +6,7 @@ worker.py SCENARIO[,SCENARIO…] PROCESS PROCESSES PORT PLATFORM DEVICES [LOCAL_
 import faulthandler
 import os
 import sys
+import traceback
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
@@ -13,7 +14,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 def main() -> None:
     names, process, processes, port, platform, devices, *own = sys.argv[1:]
-    faulthandler.dump_traceback_later(100, exit=True)
+    faulthandler.dump_traceback_later(0.8 * float(os.environ["JRESHARD_TEST_PATIENCE"]), exit=True)
     import jax
 
     if platform == "cpu":
@@ -28,12 +29,22 @@ def main() -> None:
     import scenarios
 
     for name in names.split(","):
-        getattr(scenarios, name)()
+        try:
+            getattr(scenarios, name)()
+        except BaseException:
+            traceback.print_exc()
+            leave(1)
         print("passed", name, flush=True)
     if name in scenarios.LEAVES_AT_ONCE:
-        # jax.distributed would wait for, or be shot down with, processes that are gone.
-        os._exit(0)
+        leave(0)
     jax.distributed.shutdown()
+
+
+def leave(status: int) -> None:
+    """Ends at once: jax.distributed would wait for, or be shot down with, processes that are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
