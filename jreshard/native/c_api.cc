@@ -88,8 +88,8 @@ std::shared_ptr<Opened> open(bool gpu, CopyPlan plan, std::vector<std::string> r
     opened->host = std::make_shared<HostExchange>(std::move(plan), std::move(rank_names), std::move(placement));
     return opened;
   }
-  opened->gpu = std::make_shared<StreamExchange>(std::move(plan), std::move(rank_names), cuda::driver(),
-                                                 std::move(placement), std::move(ordinals));
+  opened->gpu = StreamExchange::open(std::move(plan), std::move(rank_names), cuda::driver(), std::move(placement),
+                                     std::move(ordinals));
   return opened;
 }
 

@@ -1,29 +1,7 @@
-// How a call of StreamExchange hears from other processes, and how it ends where they take part.
-#include <algorithm>
-#include <stdexcept>
-#include <thread>
-#include <utility>
-
+// How a call of StreamExchange hears from other processes.
 #include "stream_exchange.h"
-#include "timeout.h"
 
 namespace jreshard {
-namespace {
-
-constexpr std::chrono::microseconds kPoll(20);
-// How long the reason may take that another process gives for giving up.
-constexpr std::chrono::milliseconds kNewsPatience(500);
-// How long a failed call waits for its streams to come to their ends.
-constexpr std::chrono::seconds kDrainPatience(5);
-
-void pause(std::unique_lock<std::mutex>& lock) {
-  lock.unlock();
-  std::this_thread::sleep_for(kPoll);
-  lock.lock();
-}
-
-}  // namespace
-
 // With the lock held.
 bool StreamExchange::published(const Call& call, int chunk, int phase, int source) const {
   const size_t at = slot(chunk, phase, source);
@@ -80,86 +58,6 @@ void StreamExchange::record_end(const CallPtr& call, int rank, cuda::Stream stre
   std::lock_guard<std::mutex> lock(mutex_);
   if (end) call->ends.push_back(end);
   end_launch(call);
-}
-
-// With the lock held.
-bool StreamExchange::arrived(Call& call) const {
-  while (!call.ends.empty()) {
-    const cuda::Result state = driver_.EventQuery(call.ends.back());
-    if (state == cuda::kNotReady) return false;
-    cuda::check(driver_, state, "a transfer between processes");
-    call.ends.pop_back();
-  }
-  return true;
-}
-
-void StreamExchange::wait(CallId id) {
-  if (!peers_) return;
-  const cuda::CurrentContext context(driver_, peers_->context());
-  std::unique_lock<std::mutex> lock(mutex_);
-  const CallPtr call = find(id);
-  if (!call) throw std::runtime_error(broken_.empty() ? "jreshard: this transfer is not under way" : broken_);
-  try {
-    while (call->error.empty() && (call->launches_left > 0 || !arrived(*call))) {
-      if (Clock::now() > call->deadline) {
-        fail(*call, "jreshard: transfer timed out after " + seconds(call->timeout_s) +
-                        ", waiting for the devices or for " + partners());
-      }
-      pause(lock);
-    }
-    if (const std::string fault = peers_->fault(id); call->error.empty() && !fault.empty()) {
-      // Who has given up has said why before.
-      const auto patience = Clock::now() + kNewsPatience;
-      while (call->error.empty() && Clock::now() < patience) pause(lock);
-      fail(*call, fault);
-    }
-  } catch (const std::runtime_error& error) {
-    fail(*call, error.what());
-  }
-  if (!call->error.empty()) drain(lock, call);
-  close(*call);
-  lock.unlock();
-  leave(*call);
-  if (!call->error.empty()) throw std::runtime_error(call->error);
-}
-
-void StreamExchange::end_calls() {
-  if (calls_.empty()) return;
-  const bool current = driver_.CtxPushCurrent(peers_->context()) == cuda::kSuccess;
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (!calls_.empty()) {
-    const CallPtr call = calls_.begin()->second;
-    fail(*call, "jreshard: the plan was closed");
-    drain(lock, call);
-    close(*call);
-    leave(*call);
-  }
-  cuda::Context popped = nullptr;
-  if (current) driver_.CtxPopCurrent(&popped);
-}
-
-void StreamExchange::leave(const Call& call) {
-  peers_->leave();
-  peers_->placement().peers->close(peers_->placement().key, call.id, call.error);
-}
-
-void StreamExchange::drain(std::unique_lock<std::mutex>& lock, const CallPtr& call) {
-  const auto patience = Clock::now() + kDrainPatience;
-  while (!drained(*call) && Clock::now() < patience) pause(lock);
-  peers_->let_go();  // once more: what was still enqueued has written its flags
-}
-
-// With the lock held: nothing of a failed call is on the streams any more.
-bool StreamExchange::drained(const Call& call) const {
-  if (call.launching > 0) return false;
-  return std::all_of(call.events.begin(), call.events.end(),
-                     [&](const auto& event) { return driver_.EventQuery(event.second) != cuda::kNotReady; });
-}
-
-std::string StreamExchange::partners() const {
-  std::string names;
-  for (int process : peers_->partners()) names += (names.empty() ? "" : ", ") + peers_->name(process);
-  return names;
 }
 
 }  // namespace jreshard

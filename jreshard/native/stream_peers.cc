@@ -52,7 +52,6 @@ StreamPeers::~StreamPeers() {
 
 void StreamPeers::enter(CallId id) {
   if (!device_) throw std::invalid_argument("jreshard: no device of the transfer is in this process");
-  const cuda::CurrentContext current(driver_, context());
   std::lock_guard<std::mutex> lock(mutex_);
   // Streams wait for a flag to become the call's number or a higher one: there must be none of before.
   if (!page_ || (*page_)[mark()].load() || id <= last_call_) renew_page();
@@ -74,6 +73,7 @@ void StreamPeers::enter(CallId id) {
 
 void StreamPeers::renew_page() {
   if (calls_ > 0) throw std::runtime_error("jreshard: a transfer has to wait for the end of the one before");
+  const cuda::CurrentContext current(driver_, context());
   page_ = std::make_unique<FlagPage>(page_size());
   page_->attach(driver_);
   greeted_.clear();
@@ -110,7 +110,7 @@ void StreamPeers::check_linked(int process, uint64_t serial) const {
 }
 
 std::shared_ptr<FlagPage> StreamPeers::page_of(int process, CallId id) {
-  std::shared_ptr<FlagPage> found;
+  std::shared_ptr<FlagPage> found, replaced;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     // A page that comes now may belong to a later call, which has not failed.
@@ -120,16 +120,19 @@ std::shared_ptr<FlagPage> StreamPeers::page_of(int process, CallId id) {
     auto sent = placement_.peers->flags(process, serial, placement_.key);
     check_linked(process, serial);
     if (!sent) throw std::runtime_error("jreshard: " + name(process) + " has not sent its page of flags");
-    auto page = pages_.find(process);
-    if (page == pages_.end() || page->second.sent != sent) {
-      Page fresh{std::move(sent), nullptr};
-      fresh.flags = std::make_shared<FlagPage>(fresh.sent->duplicate(), page_size());
-      page = pages_.insert_or_assign(process, std::move(fresh)).first;
+    const auto known = pages_.find(process);
+    if (known == pages_.end() || known->second.sent != sent) {
+      auto flags = std::make_shared<FlagPage>(sent->duplicate(), page_size());
+      replaced = std::exchange(pages_[process].flags, std::move(flags));
+      pages_[process].sent = std::move(sent);
     }
-    page->second.call = id;
-    found = page->second.flags;
+    Page& page = pages_[process];
+    page.call = id;
+    found = page.flags;
   }
-  found->attach(driver_);  // not with the lock held: it is needed to let streams go, for which the driver may wait
+  // Not with the lock held: it is needed to let streams go, for which the driver may wait.
+  replaced.reset();
+  found->attach(driver_);
   return found;
 }
 
@@ -204,6 +207,29 @@ std::string StreamPeers::fault(CallId id) {
     return "jreshard: " + name(process) + " has given up while it was read from";
   }
   return "";
+}
+
+StreamPeers::Awaited StreamPeers::awaited(CallId id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Awaited awaited;
+  for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
+    for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) {
+      for (int phase = 0; phase < plan_.num_phases(); ++phase) {
+        for (int source : plan_.sources(chunk, rank, phase)) {
+          if (local(source) == local(rank)) continue;
+          if (local(source)) {
+            if ((*page_)[read_flag(chunk, phase, rank)].load() < number(id)) awaited.reading.insert(rank);
+            continue;
+          }
+          const auto theirs = pages_.find(placement_.process_of[source]);
+          if (theirs == pages_.end() || theirs->second.call != id) continue;  // nothing waits there yet
+          if ((*theirs->second.flags)[ready_flag(chunk, phase, source)].load() >= number(id)) continue;
+          (phase == 0 ? awaited.publishing : awaited.receiving).insert(source);
+        }
+      }
+    }
+  }
+  return awaited;
 }
 
 bool StreamPeers::needs(CallId id, int process) {

@@ -60,6 +60,13 @@ class StreamPeers {
   // When the streams have come to their ends: who has given up meanwhile, so that they may have had what they waited
   // for too early; or empty text.
   std::string fault(CallId id);
+  // The ranks of other processes whose flags the streams of this one still wait for.
+  struct Awaited {
+    std::set<int> publishing;
+    std::set<int> receiving;  // what they pass on in phases after the first
+    std::set<int> reading;
+  };
+  Awaited awaited(CallId id);
   // Whether the call cannot end well without a process: it has still to be read from, or to read.
   bool needs(CallId id, int process);
   // Tells the others that the call has failed, `origin` being the process where it did, and lets all streams go.

@@ -41,11 +41,16 @@ struct Table {
   }
   template <typename Exchange, typename... Args>
   std::shared_ptr<Exchange> exchange(Args&&... args) const {
+    const auto make = [](auto&&... all) { return std::make_shared<Exchange>(std::forward<decltype(all)>(all)...); };
+    return exchange_from(make, std::forward<Args>(args)...);
+  }
+  // What `open(plan, rank names, args...)` gives.
+  template <typename Open, typename... Args>
+  auto exchange_from(Open open, Args&&... args) const {
     const Words table = words();
     std::vector<std::string> names;
     for (size_t rank = 0; rank < roles.size(); ++rank) names.push_back("device " + std::to_string(rank));
-    return std::make_shared<Exchange>(jreshard::CopyPlan(table.data(), table.size()), names,
-                                      std::forward<Args>(args)...);
+    return open(jreshard::CopyPlan(table.data(), table.size()), std::move(names), std::forward<Args>(args)...);
   }
 };
 
