@@ -10,19 +10,21 @@
 namespace jreshard {
 
 StreamExchange::StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver,
-                               Placement placement, std::map<int, int> ordinals)
-    : plan_(std::move(plan)), rank_names_(std::move(rank_names)), driver_(driver), devices_(plan_.num_ranks()) {
+                               ProcessMap map, std::map<int, int> ordinals)
+    : plan_(std::move(plan)),
+      rank_names_(std::move(rank_names)),
+      driver_(driver),
+      group_(plan_, rank_names_, std::move(map)),
+      devices_(plan_.num_ranks()) {
   for (auto& launched : launched_) launched.assign(plan_.num_ranks(), 0);
-  if (placement.peers) {
-    peers_ = std::make_unique<StreamPeers>(plan_, std::move(placement), std::move(ordinals), driver_);
-  }
+  if (!group_.alone()) peers_ = std::make_unique<StreamPeers>(plan_, group_, std::move(ordinals), driver_);
 }
 
 std::shared_ptr<StreamExchange> StreamExchange::open(CopyPlan plan, std::vector<std::string> rank_names,
-                                                     const cuda::Driver& driver, Placement placement,
+                                                     const cuda::Driver& driver, ProcessMap map,
                                                      std::map<int, int> ordinals) {
   let_go_retired();
-  return {new StreamExchange(std::move(plan), std::move(rank_names), driver, std::move(placement), std::move(ordinals)),
+  return {new StreamExchange(std::move(plan), std::move(rank_names), driver, std::move(map), std::move(ordinals)),
           [](StreamExchange* exchange) { retire(std::unique_ptr<StreamExchange>(exchange)); }};
 }
 
@@ -46,7 +48,7 @@ bool StreamExchange::begin(CallId id, double timeout_s) {
   call->deadline = deadline_in(timeout_s);
   call->sources.resize(ranks);
   call->received.resize(ranks);
-  call->ready.resize(static_cast<size_t>(plan_.num_chunks()) * plan_.num_phases() * ranks);
+  call->ready.resize(plan_.num_slots());
   call->read.resize(static_cast<size_t>(plan_.num_chunks()) * ranks);
   call->readers_left.resize(ranks);
   call->launching.resize(ranks);
@@ -69,20 +71,8 @@ bool StreamExchange::begin(CallId id, double timeout_s) {
     call->ticket = Watchdog::shared().at(call->deadline, [relay = relay_, id] { relay->expired(id); });
     calls_.emplace(call->order, std::move(call));
   }
-  if (peers_) meet(id);
+  if (peers_) group_.enter(id, relay_);
   return true;
-}
-
-// Takes up what has been heard of a call before it was open. Whoever is missing already fails it.
-void StreamExchange::meet(CallId id) {
-  const Placement& placement = peers_->placement();
-  for (const auto& [process, message] : placement.peers->open(placement.key, id, relay_)) {
-    heard(process, message);
-  }
-  for (int process : peers_->partners()) {
-    if (placement.peers->connected(process)) continue;
-    lost(id, process, "jreshard: " + peers_->name(process) + " is not linked to this process");
-  }
 }
 
 int StreamExchange::count_local(const std::vector<int>& ranks) const {

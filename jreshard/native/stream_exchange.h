@@ -31,7 +31,7 @@
 #include "copy_plan.h"
 #include "gpu_exchange.h"
 #include "peers.h"
-#include "placement.h"
+#include "process_group.h"
 #include "relay.h"
 #include "stream_peers.h"
 #include "watchdog.h"
@@ -44,7 +44,7 @@ class StreamExchange : public GpuExchange, public Relay::Target {
   // it waits a while for the streams to come to the ends of failed calls; if they do not, it stays, with all that they
   // may still use, until one of the next exchanges finds that they have.
   static std::shared_ptr<StreamExchange> open(CopyPlan plan, std::vector<std::string> rank_names,
-                                              const cuda::Driver& driver, Placement placement = {},
+                                              const cuda::Driver& driver, ProcessMap map = {},
                                               std::map<int, int> ordinals = {});
   ~StreamExchange() override;
 
@@ -113,14 +113,11 @@ class StreamExchange : public GpuExchange, public Relay::Target {
     std::vector<cuda::Event> spent_events;  // of failed calls, not to be used again
   };
 
-  StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver, Placement placement,
+  StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver, ProcessMap map,
                  std::map<int, int> ordinals);
-  size_t slot(int chunk, int phase, int rank) const {
-    return (static_cast<size_t>(chunk) * plan_.num_phases() + phase) * plan_.num_ranks() + rank;
-  }
-  void meet(CallId id);
+  size_t slot(int chunk, int phase, int rank) const { return plan_.slot(chunk, phase, rank); }
   int count_local(const std::vector<int>& ranks) const;
-  bool local(int rank) const { return !peers_ || peers_->local(rank); }
+  bool local(int rank) const { return group_.local(rank); }
   // With the lock held: the call of that id, or null. One that has failed stays where other processes take part.
   CallPtr find(CallId id) const;
   // With the lock held: the call that this launch belongs to.
@@ -137,12 +134,11 @@ class StreamExchange : public GpuExchange, public Relay::Target {
   void record_end(const CallPtr& call, int rank, cuda::Stream stream);
   bool published(const Call& call, int chunk, int phase, int source) const;
   // What is wrong with a message, or empty text.
-  std::string misfit(int process, const Call& call, const Message& message) const;
+  std::string fault(int process, const Call& call, const Message& message) const;
 
   // How a call ends (stream_exchange_end.cc); with the lock held, which is let go where the driver is asked.
-  // `origin` is the process where it failed first, and `bare_reason` what it said.
-  void fail(Call& call, const std::string& reason);
-  void fail(Call& call, const std::string& reason, int origin, const std::string& bare_reason);
+  void fail(Call& call, const std::string& reason) { fail(call, group_.found(reason)); }
+  void fail(Call& call, const ProcessGroup::Failure& failure);
   void fail_late(Call& call);
   // Whom the call waits for, or empty text.
   std::string missing(const Call& call) const;
@@ -184,6 +180,7 @@ class StreamExchange : public GpuExchange, public Relay::Target {
   const CopyPlan plan_;
   const std::vector<std::string> rank_names_;
   const cuda::Driver& driver_;
+  const ProcessGroup group_;
   std::unique_ptr<StreamPeers> peers_;  // null where all ranks are local
   mutable std::mutex mutex_;
   std::condition_variable changed_;

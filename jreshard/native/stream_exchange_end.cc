@@ -61,22 +61,14 @@ void StreamExchange::fail_late(Call& call) {
                  (whom.empty() ? "the devices of this process" : whom));
 }
 
-void StreamExchange::fail(Call& call, const std::string& reason) {
-  const std::string prefix = "jreshard: ";
-  const bool prefixed = reason.compare(0, prefix.size(), prefix) == 0;
-  fail(call, reason, peers_ ? peers_->placement().peers->self() : 0, prefixed ? reason.substr(prefix.size()) : reason);
-}
-
-void StreamExchange::fail(Call& call, const std::string& reason, int origin, const std::string& bare_reason) {
+void StreamExchange::fail(Call& call, const ProcessGroup::Failure& failure) {
   if (!call.error.empty()) return;
-  broken_ = call.error = reason;
+  broken_ = call.error = failure.error;
   call.patience = Clock::now() + kDrainPatience;
   changed_.notify_all();
-  if (peers_) {
-    peers_->give_up(call.id, origin, bare_reason);  // the call ends in wait(), or with the exchange
-    return;
-  }
-  close(call);
+  if (!peers_) return close(call);
+  group_.tell_failure(call.id, failure);
+  peers_->let_go();  // the call ends in wait(), or with the exchange
 }
 
 // Of those who wait for each other in turn the first: what they do not do holds up the rest.
@@ -85,15 +77,12 @@ std::string StreamExchange::missing(const Call& call) const {
   if (peers_) awaited = peers_->awaited(call.id);
   auto& [publishing, receiving, reading] = awaited;
   std::set<int> releasing;
+  plan_.for_each_read(
+      [&, &publishing = publishing, &receiving = receiving](int chunk, int phase, int source, int reader) {
+        if (!local(reader) || local(source) || published(call, chunk, phase, source)) return;
+        (phase == 0 ? publishing : receiving).insert(source);
+      });
   for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
-    for (int chunk = 0; chunk < plan_.num_chunks() && local(rank); ++chunk) {
-      for (int phase = 0; phase < plan_.num_phases(); ++phase) {
-        for (int source : plan_.sources(chunk, rank, phase)) {
-          if (local(source) || published(call, chunk, phase, source)) continue;
-          (phase == 0 ? publishing : receiving).insert(source);
-        }
-      }
-    }
     if (!local(rank) || call.launching[rank] > 0) continue;  // one that is at work waits for others
     const auto absent = [&](Step step) { return launched(call, step, rank) < static_cast<int>(launches(step)); };
     if (plan_.sends(rank) && absent(kPublish)) publishing.insert(rank);
@@ -170,7 +159,7 @@ bool StreamExchange::arrived(Lock& lock, Call& call) const {
 
 void StreamExchange::leave(const Call& call) {
   peers_->leave();
-  peers_->placement().peers->close(peers_->placement().key, call.id, call.error);
+  group_.leave(call.id, call.error);
 }
 
 bool StreamExchange::drain(Lock& lock, const CallPtr& call) {

@@ -8,28 +8,20 @@ bool StreamExchange::published(const Call& call, int chunk, int phase, int sourc
   return local(source) ? call.ready[at] != nullptr : call.told[at];
 }
 
-std::string StreamExchange::misfit(int process, const Call& call, const Message& message) const {
-  const int rank = message.rank, chunk = message.chunk, phase = message.phase;
+std::string StreamExchange::fault(int process, const Call& call, const Message& message) const {
   if (message.kind != Message::kPublish) return "a message of another kind";
-  if (chunk < 0 || chunk >= plan_.num_chunks()) return "chunk " + std::to_string(chunk);
-  if (phase < 0 || phase >= plan_.num_phases()) return "phase " + std::to_string(phase);
-  if (rank < 0 || rank >= plan_.num_ranks()) return "rank " + std::to_string(rank);
-  if (peers_->placement().process_of[rank] != process) return "a message in the name of " + rank_names_[rank];
-  if (phase == 0 ? !plan_.sends(rank) : !plan_.receives(rank)) return rank_names_[rank] + " has nothing to publish";
-  if (call.told[slot(chunk, phase, rank)]) return rank_names_[rank] + " has published before";
-  const size_t leaves = plan_.chunk_end(chunk) - plan_.chunk_begin(chunk);
-  return message.addresses.size() == leaves ? "" : std::to_string(message.addresses.size()) + " addresses";
+  if (std::string wrong = group_.fault(process, message); !wrong.empty()) return wrong;
+  const bool told = call.told[slot(message.chunk, message.phase, message.rank)];
+  return told ? rank_names_[message.rank] + " has published before" : "";
 }
 
 void StreamExchange::heard(int process, const Message& message) {
   std::lock_guard<std::mutex> lock(mutex_);
   const CallPtr call = find(message.call);
   if (!call || !call->error.empty()) return;
-  if (message.kind == Message::kAbort) {
-    return fail(*call, "jreshard: " + peers_->name(message.rank) + ": " + message.reason, message.rank, message.reason);
-  }
-  if (const std::string fault = misfit(process, *call, message); !fault.empty()) {
-    return fail(*call, "jreshard: " + peers_->name(process) + " sent what does not fit the transfer: " + fault);
+  if (message.kind == Message::kAbort) return fail(*call, group_.told(message));
+  if (const std::string wrong = fault(process, *call, message); !wrong.empty()) {
+    return fail(*call, group_.misfit(process, wrong));
   }
   auto& arrays = message.phase == 0 ? call->sources : call->received;
   for (size_t i = 0; i < message.addresses.size(); ++i) {
@@ -37,9 +29,7 @@ void StreamExchange::heard(int process, const Message& message) {
     const void* const address = reinterpret_cast<const void*>(message.addresses[i]);
     // Phases after the second tell again what those before have told, and what may be read at this moment.
     if (known == address) continue;
-    if (known) {
-      return fail(*call, "jreshard: " + peers_->name(process) + " sent other addresses than before");
-    }
+    if (known) return fail(*call, group_.misfit(process, "other addresses than before"));
     known = address;
   }
   call->told[slot(message.chunk, message.phase, message.rank)] = true;

@@ -60,7 +60,7 @@ class PlayedSource {
   void open() {
     ++call;
     exchange = one_source(1, 1).table.exchange_from(
-        StreamExchange::open, driver.table(), jreshard::Placement{kKey, {1, 0}, mine}, std::map<int, int>{{1, 1}});
+        StreamExchange::open, driver.table(), jreshard::ProcessMap{kKey, {1, 0}, mine}, std::map<int, int>{{1, 1}});
   }
   int mappings() { return driver.left_behind()["reserved"]; }
   FakeDriver::Stream reader() { return reader_; }

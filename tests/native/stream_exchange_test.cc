@@ -54,7 +54,7 @@ class Transfers {
 
   explicit Transfers(Plan plan, uint32_t seed = 1, bool has_batch = true)
       : driver(seed, has_batch),
-        exchange(plan.table.exchange_from(StreamExchange::open, driver.table(), jreshard::Placement{},
+        exchange(plan.table.exchange_from(StreamExchange::open, driver.table(), jreshard::ProcessMap{},
                                           std::map<int, int>{})),
         random_(seed),
         plan_(std::move(plan)),

@@ -128,7 +128,7 @@ class World {
     std::map<int, int> ordinals;
     for (int rank : mine.ranks) ordinals[rank] = rank;
     mine.exchange = plan_.table.exchange_from(StreamExchange::open, driver.table(),
-                                              jreshard::Placement{kKey, process_of_, mine.peers}, std::move(ordinals));
+                                              jreshard::ProcessMap{kKey, process_of_, mine.peers}, std::move(ordinals));
   }
   // Puts all arrays into new memory: many in an arena, or each into one of its own.
   void allocate(bool apart = false) {
