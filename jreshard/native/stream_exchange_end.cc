@@ -184,15 +184,14 @@ bool StreamExchange::end_calls() {
   if (!peers_ || calls_.empty()) return true;
   const bool current = driver_.CtxPushCurrent(peers_->context()) == cuda::kSuccess;
   Lock lock(mutex_);
-  bool ended = true;
-  while (ended && !calls_.empty()) {
+  while (!calls_.empty()) {
     const CallPtr call = calls_.begin()->second;
     fail(*call, "jreshard: the plan was closed");
-    ended = drain(lock, call);
-    if (!ended) continue;
+    if (!drain(lock, call)) break;
     close(*call);
     leave(*call);
   }
+  const bool ended = calls_.empty();
   lock.unlock();
   cuda::Context popped = nullptr;
   if (current) driver_.CtxPopCurrent(&popped);

@@ -173,16 +173,18 @@ inline Bytes source_bytes(uint32_t call, int leaf, int rank, size_t size) {
 // What the destination arrays of a leaf come to, by rank, where they held kPoison before.
 inline std::vector<Bytes> expected_arrays(const Plan& plan, const jreshard::CopyPlan& parsed, uint32_t call, int leaf) {
   const int ranks = parsed.num_ranks(), kind = plan.table.leaf_template[leaf];
-  std::vector<Bytes> dst;
-  for (int rank = 0; rank < ranks; ++rank) dst.emplace_back(plan.dst_bytes[kind][rank], kPoison);
+  std::vector<Bytes> dst, readable;
+  for (int rank = 0; rank < ranks; ++rank) {
+    dst.emplace_back(plan.dst_bytes[kind][rank], kPoison);
+    readable.push_back(source_bytes(call, leaf, rank, plan.src_bytes[kind][rank]));
+  }
   for (int phase = 0; phase < parsed.num_phases(); ++phase) {
-    const std::vector<Bytes> received = dst;
     for (int rank = 0; rank < ranks; ++rank) {
       for (const jreshard::Copy& copy : parsed.copies(leaf, rank, phase)) {
-        const int src = copy.src_rank;
-        copy_naively(copy, phase ? received[src] : source_bytes(call, leaf, src, plan.src_bytes[kind][src]), dst[rank]);
+        copy_naively(copy, readable[copy.src_rank], dst[rank]);
       }
     }
+    readable = dst;
   }
   return dst;
 }
