@@ -165,13 +165,13 @@ void test_launches_that_are_held_up() {
     });
     if (late == 0) CHECK(wait_until([&] { return launched.load(); }));
     world.driver.queue_limit = 16;
-    std::thread hasty([&] { errors[1 - late] = world.call(1 - late, 1, 1); });
+    std::thread hasty([&] { errors[1 - late] = world.call(1 - late, 1, 2); });
     CHECK(wait_until([&] { return world.driver.held_up() == 1 + late; }));  // a reader that stands still is held up too
     hasty.join();
     open = true;
     patient.join();
     const std::string text =
-        std::string("transfer timed out after 1 s, waiting for device ") + (late == 0 ? "0 to publish" : "1 to read");
+        std::string("transfer timed out after 2 s, waiting for device ") + (late == 0 ? "0 to publish" : "1 to read");
     CHECK_TEXT(errors[1 - late], "jreshard: " + text);
     CHECK_TEXT(errors[late], "jreshard: process " + std::to_string(1 - late) + ": " + text);
     go_on(world, 2);
