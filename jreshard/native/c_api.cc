@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -15,6 +16,7 @@
 
 #include "export.h"
 #include "guarded.h"
+#include "local_ordinals.h"
 #include "nccl_communicators.h"
 #include "nccl_exchange.h"
 #include "registry.h"
@@ -71,41 +73,50 @@ std::shared_ptr<Peers> peers(int self) {
 }
 
 // Links are needed only where a rank lives elsewhere.
-Placement place(int64_t key, const int32_t* processes, int ranks, int self) {
-  Placement placement{key, {processes, processes + ranks}, nullptr};
-  for (int process : placement.process_of) {
-    if (process != self) placement.peers = peers(self);
+ProcessMap map_processes(int64_t key, const int32_t* processes, int ranks, int self) {
+  ProcessMap map{key, {processes, processes + ranks}, nullptr};
+  for (int process : map.process_of) {
+    if (process != self) map.peers = peers(self);
   }
-  return placement;
+  return map;
 }
 
 // `ordinals` has the device of each local rank.
-std::shared_ptr<Opened> open(bool gpu, CopyPlan plan, std::vector<std::string> rank_names, Placement placement,
+std::shared_ptr<Opened> open(bool gpu, CopyPlan plan, std::vector<std::string> rank_names, ProcessMap map,
                              std::map<int, int> ordinals) {
-  auto opened = std::make_shared<Opened>();
-  for (const auto& [rank, ordinal] : ordinals) opened->rank_by_ordinal[ordinal] = rank;
+  auto opened = std::make_shared<Opened>(ordinals);
   if (!gpu) {
-    opened->host = std::make_shared<HostExchange>(std::move(plan), std::move(rank_names), std::move(placement));
+    opened->host = std::make_shared<HostExchange>(std::move(plan), std::move(rank_names), std::move(map));
     return opened;
   }
-  opened->gpu = std::make_shared<StreamExchange>(std::move(plan), std::move(rank_names), cuda::driver(),
-                                                 std::move(placement), std::move(ordinals));
+  opened->gpu =
+      StreamExchange::open(std::move(plan), std::move(rank_names), cuda::driver(), std::move(map), std::move(ordinals));
   return opened;
 }
 
-// Opens what `make` makes under `key`, or counts one more user of what is open.
-template <typename Make>
-void open_once(int64_t key, Make make) {
-  Dropped dropped;
+// Counts one more user of what is open under `key`. False where that is nothing, or takes no more calls.
+bool add_user(int64_t key, Dropped& dropped) {
   std::lock_guard<std::mutex> lock(registry_mutex());
   sweep(dropped);
   auto found = registry().find(key);
-  if (found == registry().end()) {
-    found = registry().emplace(key, Entry{make(), 0}).first;
-  } else if (found->second.opened->calls().broken()) {
-    dropped.push_back(std::exchange(found->second.opened, make()));  // for the other users too
-  }
+  if (found == registry().end() || found->second.opened->calls().broken()) return false;
   ++found->second.users;
+  return true;
+}
+
+// Opens what `make` makes under `key`, or counts one more user of what is open. It is made without the registry's lock:
+// that may have to wait for devices, and running programs look up theirs meanwhile.
+void open_once(int64_t key, const std::function<std::shared_ptr<const Opened>()>& make) {
+  static std::mutex* const opening = new std::mutex;  // so that nothing is made twice
+  Dropped dropped;
+  std::lock_guard<std::mutex> one_at_a_time(*opening);
+  if (add_user(key, dropped)) return;
+  auto made = make();
+  std::lock_guard<std::mutex> lock(registry_mutex());
+  Entry& entry = registry()[key];
+  std::swap(entry.opened, made);
+  ++entry.users;
+  if (made) dropped.push_back(std::move(made));  // it had failed; the new one is for its other users too
 }
 
 std::vector<std::shared_ptr<const Opened>> busy() {
@@ -128,39 +139,30 @@ std::shared_ptr<const Opened> find_opened(int64_t key) {
 }  // namespace jreshard
 
 // Opens the exchange `key`, or counts one more user of it. `processes` has the process of each rank, of which `self` is
-// this one; `ordinals` the device ordinal in this process of each rank that lives here. `gpu` tells on which kind of
-// devices. Returns false and writes `error` where that cannot be.
+// this one; `ordinals` the device ordinal in this process of each rank that lives here, else -1. `gpu` tells on which
+// kind of devices. Returns false and writes `error` where that cannot be.
 JRESHARD_EXPORT bool jreshard_open(int64_t key, bool gpu, const int64_t* table, size_t words, const int32_t* ordinals,
                                    const int32_t* processes, int32_t self, const char* rank_names, char* error,
                                    size_t capacity) {
   return jreshard::guarded(error, capacity, [&] {
     jreshard::open_once(key, [&] {
       jreshard::CopyPlan plan(table, words);
-      std::map<int, int> locals;
-      for (int rank = 0; rank < plan.num_ranks(); ++rank) {
-        if (processes[rank] == self) locals[rank] = ordinals[rank];
-      }
-      auto placement = jreshard::place(key, processes, plan.num_ranks(), self);
-      return jreshard::open(gpu, std::move(plan), jreshard::split_lines(rank_names), std::move(placement),
-                            std::move(locals));
+      auto locals = jreshard::local_ordinals(ordinals, plan.num_ranks());
+      auto map = jreshard::map_processes(key, processes, plan.num_ranks(), self);
+      return jreshard::open(gpu, std::move(plan), jreshard::split_lines(rank_names), std::move(map), std::move(locals));
     });
   });
 }
 
-// Opens an exchange over an NCCL communicator, likewise. Ranks of other processes have the ordinal -1.
+// Opens an exchange over an NCCL communicator, likewise.
 JRESHARD_EXPORT bool jreshard_open_nccl(int64_t key, const int64_t* table, size_t words, const int32_t* ordinals,
                                         const char* rank_names, int64_t communicator, int64_t slot_bytes, char* error,
                                         size_t capacity) {
   return jreshard::guarded(error, capacity, [&] {
     jreshard::open_once(key, [&] {
       jreshard::CopyPlan plan(table, words);
-      auto opened = std::make_shared<jreshard::Opened>();
-      std::map<int, int> locals;
-      for (int rank = 0; rank < plan.num_ranks(); ++rank) {
-        if (ordinals[rank] < 0) continue;
-        opened->rank_by_ordinal[ordinals[rank]] = rank;
-        locals[rank] = ordinals[rank];
-      }
+      auto locals = jreshard::local_ordinals(ordinals, plan.num_ranks());
+      auto opened = std::make_shared<jreshard::Opened>(locals);
       opened->gpu = std::make_shared<jreshard::NcclExchange>(std::move(plan), jreshard::split_lines(rank_names),
                                                              std::move(locals), jreshard::cuda::driver(),
                                                              jreshard::find_communicator(communicator), slot_bytes);

@@ -6,6 +6,7 @@
 
 #include "export.h"
 #include "guarded.h"
+#include "local_ordinals.h"
 #include "nccl_communicators.h"
 #include "timeout.h"
 
@@ -47,15 +48,11 @@ JRESHARD_EXPORT bool jreshard_nccl_unique_id(const char* library, char* id, char
 JRESHARD_EXPORT bool jreshard_nccl_join(const char* library, const char* id, int ranks, const int32_t* ordinals,
                                         double timeout_s, int64_t* handle, char* error, size_t capacity) {
   return jreshard::guarded(error, capacity, [&] {
-    std::map<int, int> locals;
-    for (int rank = 0; rank < ranks; ++rank) {
-      if (ordinals[rank] >= 0) locals[rank] = ordinals[rank];
-    }
     jreshard::nccl::UniqueId unique;
     std::memcpy(unique.bytes, id, sizeof(unique.bytes));
-    auto joined =
-        std::make_shared<jreshard::NcclCommunicator>(jreshard::nccl::library(library), jreshard::cuda::driver(), ranks,
-                                                     std::move(locals), unique, jreshard::deadline_in(timeout_s));
+    auto joined = std::make_shared<jreshard::NcclCommunicator>(
+        jreshard::nccl::library(library), jreshard::cuda::driver(), ranks, jreshard::local_ordinals(ordinals, ranks),
+        unique, jreshard::deadline_in(timeout_s));
     static int64_t next = 1;
     std::lock_guard<std::mutex> lock(jreshard::communicators_mutex());
     *handle = next++;

@@ -106,7 +106,7 @@ CopyPlan::Span CopyPlan::between(int leaf, int dst_rank, int first_phase, int la
 }
 
 void CopyPlan::index_sources() {
-  sources_.resize(static_cast<size_t>(num_chunks()) * num_phases_ * num_ranks());
+  sources_.resize(num_slots());
   readers_.resize(sources_.size());
   num_readers_.assign(num_ranks(), 0);
   for (int chunk = 0; chunk < num_chunks(); ++chunk) {
@@ -117,8 +117,8 @@ void CopyPlan::index_sources() {
       for (const Copy& copy : templates_[leaf_template_[leaf]]) reads.emplace(copy.phase, copy.dst_rank, copy.src_rank);
     }
     for (const auto& [phase, destination, source] : reads) {
-      sources_[index(chunk, destination, phase)].push_back(source);
-      readers_[index(chunk, source, phase)].push_back(destination);
+      sources_[slot(chunk, phase, destination)].push_back(source);
+      readers_[slot(chunk, phase, source)].push_back(destination);
       if (phase == 0) ++num_readers_[source];
     }
   }

@@ -69,12 +69,28 @@ class CopyPlan {
 
   // The ranks that `dst_rank` reads from in `chunk` in one phase, each once, ascending.
   const std::vector<int>& sources(int chunk, int dst_rank, int phase = 0) const {
-    return sources_[index(chunk, dst_rank, phase)];
+    return sources_[slot(chunk, phase, dst_rank)];
   }
   // The other way round: the ranks that read from `src_rank`.
   const std::vector<int>& readers(int chunk, int src_rank, int phase = 0) const {
-    return readers_[index(chunk, src_rank, phase)];
+    return readers_[slot(chunk, phase, src_rank)];
   }
+  // Calls `visit(chunk, phase, source, reader)` for each pair of ranks of which one reads from the other.
+  template <typename Visit>
+  void for_each_read(Visit visit) const {
+    for (int chunk = 0; chunk < num_chunks(); ++chunk) {
+      for (int phase = 0; phase < num_phases_; ++phase) {
+        for (int reader = 0; reader < num_ranks(); ++reader) {
+          for (int source : sources(chunk, reader, phase)) visit(chunk, phase, source, reader);
+        }
+      }
+    }
+  }
+  // The place of what a rank has in a chunk and phase in a vector over all of them, and the length of such a vector.
+  size_t slot(int chunk, int phase, int rank) const {
+    return (static_cast<size_t>(chunk) * num_phases_ + phase) * num_ranks() + rank;
+  }
+  size_t num_slots() const { return slot(num_chunks(), 0, 0); }
   // How many (chunk, destination rank) pairs read what `src_rank` publishes.
   int num_readers(int src_rank) const { return num_readers_[src_rank]; }
 
@@ -82,9 +98,6 @@ class CopyPlan {
   void check_roles(const Copy& copy) const;
   void index_sources();
   Span between(int leaf, int dst_rank, int first_phase, int last_phase) const;
-  size_t index(int chunk, int rank, int phase) const {
-    return (static_cast<size_t>(chunk) * num_phases_ + phase) * num_ranks() + rank;
-  }
 
   int chunk_ = 1;
   int num_phases_ = 1;

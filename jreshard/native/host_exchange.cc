@@ -1,26 +1,15 @@
 #include "host_exchange.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <utility>
 
 #include "timeout.h"
 #include "workers.h"
 
 namespace jreshard {
-namespace {}  // namespace
 
-HostExchange::HostExchange(CopyPlan plan, std::vector<std::string> rank_names, Placement placement)
-    : plan_(std::move(plan)), rank_names_(std::move(rank_names)), placement_(std::move(placement)) {
-  if (static_cast<int>(rank_names_.size()) != plan_.num_ranks()) {
-    throw std::invalid_argument("the number of rank names is not the number of ranks");
-  }
-  if (!placement_.peers) return;
-  if (placement_.process_of.size() != rank_names_.size()) {
-    throw std::invalid_argument("the number of processes is not the number of ranks");
-  }
-  find_partners();
-}
+HostExchange::HostExchange(CopyPlan plan, std::vector<std::string> rank_names, ProcessMap map)
+    : plan_(std::move(plan)), rank_names_(std::move(rank_names)), group_(plan_, rank_names_, std::move(map)) {}
 
 HostExchange::CallPtr HostExchange::make_call(double timeout_s) const {
   const int ranks = plan_.num_ranks();
@@ -28,7 +17,7 @@ HostExchange::CallPtr HostExchange::make_call(double timeout_s) const {
   const int phases = plan_.num_phases();
   auto call = std::make_shared<Call>();
   call->arrays.assign(phases, Arrays(ranks));
-  call->published.resize(static_cast<size_t>(chunks) * phases * ranks);
+  call->published.resize(plan_.num_slots());
   call->read.resize(call->published.size());
   call->readers_left.resize(ranks);
   call->releases.resize(ranks);
@@ -59,19 +48,17 @@ HostExchange::CallPtr HostExchange::make_call(double timeout_s) const {
 
 bool HostExchange::begin(CallId id, double timeout_s) {
   const CallPtr call = make_call(timeout_s);
-  std::vector<Peers::Heard> early;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (calls_.count(id)) return false;
     if (call->events_left == 0) return true;  // no part of it is here
     calls_.emplace(id, call);
-    if (placement_.peers) early = placement_.peers->open(placement_.key, id, weak_from_this());
     call->deadline = Watchdog::shared().at(deadline_in(timeout_s), [self = shared_from_this(), id] {
       CallPtr call = self->find(id);
       if (call) self->abort(id, self->late(call));
     });
   }
-  catch_up(id, early);
+  if (!group_.alone()) group_.enter(id, shared_from_this());
   return true;
 }
 
@@ -173,14 +160,8 @@ void HostExchange::release(CallId id, int rank, Done done) {
 
 // The arrays of a local rank may be read in a phase, by whoever reads them then.
 void HostExchange::make_readable(CallId id, const CallPtr& call, int chunk, int phase, int rank, Deferred& after) {
-  const std::set<int> processes = processes_of(plan_.readers(chunk, rank, phase));
-  if (!processes.empty()) {
-    Message news = message(Message::kPublish, id, chunk, phase, rank);
-    const std::vector<const void*>& arrays = call->arrays[phase][rank];
-    for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
-      news.addresses.push_back(reinterpret_cast<uint64_t>(arrays[leaf]));
-    }
-    for (int process : processes) placement_.peers->send(process, news);
+  if (!group_.alone()) {
+    group_.publish(id, rank, chunk, phase, call->arrays[phase][rank].data() + plan_.chunk_begin(chunk));
   }
   wake_readers(id, call, chunk, phase, rank, after);
 }
@@ -220,7 +201,7 @@ void HostExchange::run(CallId id, const CallPtr& call, int chunk, int rank) {
     work.push_back([this, self = shared_from_this(), id, call, chunk, rank, task = std::move(task)] {
       if (!call->failed) {
         const CopyFault fault = copy_pieces(task);
-        if (!fault.what.empty()) abort(id, "jreshard: " + placement_.peers->name(fault.process) + " " + fault.what);
+        if (!fault.what.empty()) abort(id, "jreshard: " + group_.name(fault.process) + " " + fault.what);
       }
       if (--job(*call, chunk, rank).tasks_left == 0) finish(id, call, chunk, rank);
     });
@@ -238,8 +219,8 @@ std::vector<CopyTask> HostExchange::tasks(const Call& call, int chunk, int rank)
   std::vector<Origin> origins(plan_.num_ranks());
   for (int source : plan_.sources(chunk, rank, mine.phase)) {
     if (local(source)) continue;
-    const int process = placement_.process_of[source];
-    origins[source] = {0, process, placement_.peers->pid(process)};
+    const int process = group_.process_of(source);
+    origins[source] = {0, process, group_.peers().pid(process)};
   }
   int64_t bytes = 0;
   for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
@@ -271,10 +252,8 @@ void HostExchange::finish(CallId id, const CallPtr& call, int chunk, int rank) {
       if (call->copying == 0) close_failed(id, call, after);
     } else {
       const std::vector<int>& sources = plan_.sources(chunk, rank, mine.phase);
-      mine.unconfirmed = processes_of(sources);
-      for (int process : mine.unconfirmed) {
-        placement_.peers->send(process, message(Message::kDone, id, chunk, mine.phase, rank));
-      }
+      mine.unconfirmed = group_.processes_of(sources);
+      for (int process : mine.unconfirmed) group_.tell(process, Message::kDone, id, chunk, mine.phase, rank);
       for (int source : sources) {
         if (local(source)) reader_done(id, call, chunk, mine.phase, source, after);
       }

@@ -25,7 +25,7 @@
 #include "copy_plan.h"
 #include "copy_tasks.h"
 #include "exchange.h"
-#include "placement.h"
+#include "process_group.h"
 #include "watchdog.h"
 
 namespace jreshard {
@@ -36,7 +36,7 @@ class HostExchange : public Exchange, public Peers::Listener, public std::enable
   using Done = std::function<void(const std::string* error)>;
 
   // `rank_names` is how errors name each rank. The steps are for local ranks only.
-  HostExchange(CopyPlan plan, std::vector<std::string> rank_names, Placement placement = {});
+  HostExchange(CopyPlan plan, std::vector<std::string> rank_names, ProcessMap map = {});
 
   bool begin(CallId id, double timeout_s) override;
 
@@ -88,12 +88,10 @@ class HostExchange : public Exchange, public Peers::Listener, public std::enable
   // What to do once the lock is let go.
   using Deferred = std::vector<std::function<void()>>;
 
-  bool local(int rank) const { return !placement_.peers || placement_.process_of[rank] == placement_.peers->self(); }
+  bool local(int rank) const { return group_.local(rank); }
   bool sends(int rank) const { return rank >= 0 && local(rank) && plan_.sends(rank); }
   bool receives(int rank) const { return rank >= 0 && local(rank) && plan_.receives(rank); }
-  size_t slot(int chunk, int phase, int rank) const {
-    return (static_cast<size_t>(chunk) * plan_.num_phases() + phase) * plan_.num_ranks() + rank;
-  }
+  size_t slot(int chunk, int phase, int rank) const { return plan_.slot(chunk, phase, rank); }
   Job& job(const Call& call, int chunk, int rank) const { return *call.jobs[chunk * plan_.num_ranks() + rank]; }
   CallPtr find(CallId id) const;
   CallPtr make_call(double timeout_s) const;
@@ -114,22 +112,15 @@ class HostExchange : public Exchange, public Peers::Listener, public std::enable
   void complete_if_unread(CallId id, const CallPtr& call, int chunk, int rank, Deferred& after);
 
   // How it ends (host_exchange_end.cc); with the lock held.
-  // `reason` is for this process; `origin` and `bare_reason` tell the others which process failed first, and of what.
-  void fail(CallId id, const CallPtr& call, const std::string& reason, Deferred& after);
-  void fail(CallId id, const CallPtr& call, const std::string& reason, int origin, const std::string& bare_reason,
-            Deferred& after);
+  void fail(CallId id, const CallPtr& call, const ProcessGroup::Failure& failure, Deferred& after);
   void end_events(CallId id, const CallPtr& call, int count);
   void close_failed(CallId id, const CallPtr& call, Deferred& after);
   void close(CallId id, const CallPtr& call);
   std::string late(const CallPtr& call) const;
 
-  // What other processes have to do with it (host_exchange_peers.cc); with the lock held, but for catch_up().
-  void find_partners();
-  void catch_up(CallId id, const std::vector<Peers::Heard>& early);
-  Message message(Message::Kind kind, CallId id, int chunk, int phase, int rank) const;
-  std::set<int> processes_of(const std::vector<int>& ranks) const;
-  void tell_failure(CallId id, int origin, const std::string& bare_reason) const;
-  std::string misfit(int process, const Call& call, const Message& message) const;
+  // What other processes have to do with it (host_exchange_peers.cc); with the lock held.
+  // What is wrong with a message, or empty text.
+  std::string fault(int process, const Call& call, const Message& message) const;
   void act_on(int process, const CallPtr& call, const Message& message, Deferred& after);
   // Which ranks of other processes this one waits for: to publish, and to have read.
   std::set<int> unpublished(const Call& call) const;
@@ -139,9 +130,7 @@ class HostExchange : public Exchange, public Peers::Listener, public std::enable
 
   const CopyPlan plan_;
   const std::vector<std::string> rank_names_;
-  const Placement placement_;
-  std::set<int> partners_;  // processes that local ranks read from, or are read by
-  std::set<int> others_;    // all other processes of the plan
+  const ProcessGroup group_;
   mutable std::mutex mutex_;
   std::map<CallId, CallPtr> calls_;
   std::deque<std::pair<CallId, std::string>> failures_;  // the last few, to explain late arrivals

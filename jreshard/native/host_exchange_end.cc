@@ -9,7 +9,6 @@ namespace jreshard {
 namespace {
 
 constexpr size_t kFailuresKept = 64;
-const std::string kPrefix = "jreshard: ";
 
 template <typename Name>
 void add_names(std::string& text, const char* what, const std::set<int>& numbers, Name name) {
@@ -35,7 +34,7 @@ void HostExchange::abort(CallId id, const std::string& reason) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = calls_.find(id);
     if (found == calls_.end()) return;
-    fail(id, CallPtr(found->second), reason, after);
+    fail(id, CallPtr(found->second), group_.found(reason), after);
   }
   for (auto& action : after) action();
 }
@@ -49,19 +48,12 @@ void HostExchange::abort_all(const std::string& reason) {
   for (CallId id : open) abort(id, reason);
 }
 
-void HostExchange::fail(CallId id, const CallPtr& call, const std::string& reason, Deferred& after) {
-  const bool prefixed = reason.compare(0, kPrefix.size(), kPrefix) == 0;
-  fail(id, call, reason, placement_.peers ? placement_.peers->self() : 0,
-       prefixed ? reason.substr(kPrefix.size()) : reason, after);
-}
-
 // Jobs whose copies run are told by finish(), when their memory is no longer written. Other processes are told first:
 // what they read from now on is not what they want.
-void HostExchange::fail(CallId id, const CallPtr& call, const std::string& reason, int origin,
-                        const std::string& bare_reason, Deferred& after) {
+void HostExchange::fail(CallId id, const CallPtr& call, const ProcessGroup::Failure& failure, Deferred& after) {
   if (call->failed) return;
-  tell_failure(id, origin, bare_reason);
-  call->error = reason;
+  if (!group_.alone()) group_.tell_failure(id, failure);
+  call->error = failure.error;
   call->failed = true;
   for (auto& waiting : call->jobs) {
     if (!waiting || waiting->copying || !waiting->done) continue;
@@ -91,7 +83,7 @@ void HostExchange::end_events(CallId id, const CallPtr& call, int count) {
 void HostExchange::close(CallId id, const CallPtr& call) {
   Watchdog::shared().cancel(call->deadline);
   calls_.erase(id);
-  if (placement_.peers) placement_.peers->close(placement_.key, id, call->error);
+  if (!group_.alone()) group_.leave(id, call->error);
 }
 
 // Names whom the call waits for.
@@ -111,9 +103,9 @@ std::string HostExchange::late(const CallPtr& call) const {
   std::string whom;
   add_names(whom, "; source not published by ", silent_sources, name);
   add_names(whom, "; destination not started on ", absent_readers, name);
-  if (placement_.peers) {
+  if (!group_.alone()) {
     add_names(whom, "; not read yet by ", unread(*call), name);
-    add_names(whom, "; no answer from ", unconfirmed(*call), [&](int p) { return placement_.peers->name(p); });
+    add_names(whom, "; no answer from ", unconfirmed(*call), [&](int p) { return group_.name(p); });
   }
   return "jreshard: transfer timed out after " + seconds(call->timeout_s) + (whom.empty() ? " while copying" : whom);
 }

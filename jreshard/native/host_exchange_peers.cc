@@ -9,52 +9,6 @@
 
 namespace jreshard {
 
-void HostExchange::find_partners() {
-  const int self = placement_.peers->self();
-  for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
-    if (!local(rank)) others_.insert(placement_.process_of[rank]);
-    for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) {
-      for (int phase = 0; phase < plan_.num_phases(); ++phase) {
-        for (int source : plan_.sources(chunk, rank, phase)) {
-          if (local(source) == local(rank)) continue;
-          partners_.insert(placement_.process_of[local(source) ? rank : source]);
-        }
-      }
-    }
-  }
-  partners_.erase(self);
-}
-
-// Takes up what has been heard of a call before it was open. Whoever is missing already fails it.
-void HostExchange::catch_up(CallId id, const std::vector<Peers::Heard>& early) {
-  for (const auto& [process, message] : early) heard(process, message);
-  for (int process : partners_) {
-    if (placement_.peers->connected(process)) continue;
-    lost(id, process, "jreshard: " + placement_.peers->name(process) + " is not linked to this process");
-  }
-}
-
-Message HostExchange::message(Message::Kind kind, CallId id, int chunk, int phase, int rank) const {
-  return {kind, id, placement_.key, rank, chunk, phase};
-}
-
-// The other processes in which these ranks live.
-std::set<int> HostExchange::processes_of(const std::vector<int>& ranks) const {
-  std::set<int> processes;
-  for (int rank : ranks) {
-    if (!local(rank)) processes.insert(placement_.process_of[rank]);
-  }
-  return processes;
-}
-
-// Everybody passes on what fails a call: not all processes need to be linked to all.
-void HostExchange::tell_failure(CallId id, int origin, const std::string& bare_reason) const {
-  for (int process : others_) {
-    if (process == origin) continue;
-    placement_.peers->send(process, {Message::kAbort, id, placement_.key, origin, 0, 0, {}, bare_reason});
-  }
-}
-
 void HostExchange::heard(int process, const Message& message) {
   Deferred after;
   {
@@ -62,37 +16,29 @@ void HostExchange::heard(int process, const Message& message) {
     auto found = calls_.find(message.call);
     if (found == calls_.end() || found->second->failed) return;
     const CallPtr call = found->second;
-    const std::string fault = misfit(process, *call, message);
-    if (fault.empty()) {
+    const std::string wrong = fault(process, *call, message);
+    if (wrong.empty()) {
       act_on(process, call, message, after);
     } else {
-      fail(message.call, call,
-           "jreshard: " + placement_.peers->name(process) + " sent what does not fit the transfer: " + fault, after);
+      fail(message.call, call, group_.misfit(process, wrong), after);
     }
   }
   // Not here: this is the thread of the link, which has to go on listening.
   if (!after.empty()) Workers::shared().submit(std::move(after));
 }
 
-// What is wrong with a message, or empty text.
-std::string HostExchange::misfit(int process, const Call& call, const Message& message) const {
+std::string HostExchange::fault(int process, const Call& call, const Message& message) const {
   if (message.kind == Message::kAbort) return "";
+  if (std::string wrong = group_.fault(process, message); !wrong.empty()) return wrong;
   const auto [rank, chunk, phase] = std::tuple(message.rank, message.chunk, message.phase);
-  if (chunk < 0 || chunk >= plan_.num_chunks()) return "chunk " + std::to_string(chunk);
-  if (phase < 0 || phase >= plan_.num_phases()) return "phase " + std::to_string(phase);
-  if (rank < 0 || rank >= plan_.num_ranks()) return "rank " + std::to_string(rank);
   if (message.kind == Message::kConfirm) {
     if (!receives(rank)) return "a confirmation for " + rank_names_[rank];
     const Job& mine = job(call, chunk, rank);
     const bool expected = mine.phase == phase && mine.unconfirmed.count(process);
     return expected ? "" : "a confirmation that nobody asked for";
   }
-  if (placement_.process_of[rank] != process) return "a message in the name of " + rank_names_[rank];
   if (message.kind == Message::kPublish) {
-    if (phase == 0 ? !plan_.sends(rank) : !plan_.receives(rank)) return rank_names_[rank] + " has nothing to publish";
-    if (call.published[slot(chunk, phase, rank)]) return rank_names_[rank] + " has published before";
-    const size_t leaves = plan_.chunk_end(chunk) - plan_.chunk_begin(chunk);
-    return message.addresses.size() == leaves ? "" : std::to_string(message.addresses.size()) + " addresses";
+    return call.published[slot(chunk, phase, rank)] ? rank_names_[rank] + " has published before" : "";
   }
   const std::vector<int>& sources = plan_.sources(chunk, rank, phase);
   if (std::none_of(sources.begin(), sources.end(), [&](int source) { return local(source); })) {
@@ -118,7 +64,7 @@ void HostExchange::act_on(int process, const CallPtr& call, const Message& messa
     case Message::kDone:
       call->read[slot(chunk, phase, rank)] = true;
       // The call has not failed: what was read until now was still there.
-      placement_.peers->send(process, this->message(Message::kConfirm, id, chunk, phase, rank));
+      group_.tell(process, Message::kConfirm, id, chunk, phase, rank);
       for (int source : plan_.sources(chunk, rank, phase)) {
         if (local(source)) reader_done(id, call, chunk, phase, source, after);
       }
@@ -130,8 +76,7 @@ void HostExchange::act_on(int process, const CallPtr& call, const Message& messa
       return;
     }
     case Message::kAbort:
-      return fail(id, call, "jreshard: " + placement_.peers->name(message.rank) + ": " + message.reason, message.rank,
-                  message.reason, after);
+      return fail(id, call, group_.told(message), after);
     case Message::kLend:
     case Message::kFlags:
       break;  // what Peers keeps for exchanges of GPUs
@@ -144,38 +89,24 @@ void HostExchange::lost(CallId id, int process, const std::string& error) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = calls_.find(id);
     if (found == calls_.end() || !needs(*found->second, process)) return;
-    fail(id, CallPtr(found->second), error, after);
+    fail(id, CallPtr(found->second), group_.found(error), after);
   }
   if (!after.empty()) Workers::shared().submit(std::move(after));
 }
 
 std::set<int> HostExchange::unpublished(const Call& call) const {
   std::set<int> ranks;
-  for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
-    if (!receives(rank)) continue;
-    for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) {
-      for (int phase = 0; phase < plan_.num_phases(); ++phase) {
-        for (int source : plan_.sources(chunk, rank, phase)) {
-          if (!local(source) && !call.published[slot(chunk, phase, source)]) ranks.insert(source);
-        }
-      }
-    }
-  }
+  plan_.for_each_read([&](int chunk, int phase, int source, int reader) {
+    if (local(reader) && !local(source) && !call.published[slot(chunk, phase, source)]) ranks.insert(source);
+  });
   return ranks;
 }
 
 std::set<int> HostExchange::unread(const Call& call) const {
   std::set<int> ranks;
-  for (int source = 0; source < plan_.num_ranks(); ++source) {
-    if (!local(source)) continue;
-    for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) {
-      for (int phase = 0; phase < plan_.num_phases(); ++phase) {
-        for (int reader : plan_.readers(chunk, source, phase)) {
-          if (!local(reader) && !call.read[slot(chunk, phase, reader)]) ranks.insert(reader);
-        }
-      }
-    }
-  }
+  plan_.for_each_read([&](int chunk, int phase, int source, int reader) {
+    if (local(source) && !local(reader) && !call.read[slot(chunk, phase, reader)]) ranks.insert(reader);
+  });
   return ranks;
 }
 
@@ -201,7 +132,7 @@ bool HostExchange::needs(const Call& call, int process) const {
       }
     }
   }
-  return std::any_of(ranks.begin(), ranks.end(), [&](int rank) { return placement_.process_of[rank] == process; });
+  return std::any_of(ranks.begin(), ranks.end(), [&](int rank) { return group_.process_of(rank) == process; });
 }
 
 }  // namespace jreshard

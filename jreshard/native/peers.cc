@@ -44,7 +44,7 @@ void Peers::connect(int process, Descriptor socket, std::string name) {
   names_[process] = std::move(name);
   const uint64_t serial = ++links_made_;
   const std::weak_ptr<Peers> weak = weak_from_this();
-  PeerLink::Events events;
+  PeerSocket::Events events;
   events.greeted = [weak, process, serial](pid_t pid) {
     if (auto peers = weak.lock()) peers->greeted(process, serial, pid);
   };
@@ -55,7 +55,7 @@ void Peers::connect(int process, Descriptor socket, std::string name) {
     if (auto peers = weak.lock()) peers->remove(process, serial, why);
   };
   auto link =
-      PeerLink::start(std::move(socket), self_, process, std::move(events));  // or throws, and nothing is linked
+      PeerSocket::start(std::move(socket), self_, process, std::move(events));  // or throws, and nothing is linked
   Peer& peer = peers_[process];
   peer.serial = serial;
   peer.link = std::move(link);
@@ -63,7 +63,7 @@ void Peers::connect(int process, Descriptor socket, std::string name) {
 
 void Peers::disconnect(int process) {
   uint64_t serial;
-  std::shared_ptr<PeerLink> link;
+  std::shared_ptr<PeerSocket> link;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = peers_.find(process);
@@ -94,7 +94,7 @@ pid_t Peers::pid(int process) const {
 }
 
 void Peers::send(int process, const Message& message, Descriptor attached) {
-  std::shared_ptr<PeerLink> link;
+  std::shared_ptr<PeerSocket> link;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = peers_.find(process);

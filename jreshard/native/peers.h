@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "descriptor.h"
-#include "peer_link.h"
 #include "peer_messages.h"
+#include "peer_socket.h"
 
 namespace jreshard {
 
@@ -80,7 +80,7 @@ class Peers : public std::enable_shared_from_this<Peers> {
  private:
   using CallKey = std::pair<int64_t, uint32_t>;
   struct Peer {
-    std::shared_ptr<PeerLink> link;
+    std::shared_ptr<PeerSocket> link;
     uint64_t serial;
     pid_t pid = 0;
     std::vector<Lent> lent;

@@ -11,6 +11,11 @@
 namespace jreshard {
 
 struct Opened {
+  // `ordinals` has the device of each local rank.
+  explicit Opened(const std::map<int, int>& ordinals) {
+    for (const auto& [rank, ordinal] : ordinals) rank_by_ordinal[ordinal] = rank;
+  }
+
   std::shared_ptr<HostExchange> host;  // one of the two
   std::shared_ptr<GpuExchange> gpu;
   std::map<int32_t, int> rank_by_ordinal;

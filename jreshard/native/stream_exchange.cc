@@ -10,24 +10,31 @@
 namespace jreshard {
 
 StreamExchange::StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver,
-                               Placement placement, std::map<int, int> ordinals)
-    : plan_(std::move(plan)), rank_names_(std::move(rank_names)), driver_(driver), devices_(plan_.num_ranks()) {
+                               ProcessMap map, std::map<int, int> ordinals)
+    : plan_(std::move(plan)),
+      rank_names_(std::move(rank_names)),
+      driver_(driver),
+      group_(plan_, rank_names_, std::move(map)),
+      devices_(plan_.num_ranks()) {
   for (auto& launched : launched_) launched.assign(plan_.num_ranks(), 0);
-  if (placement.peers) {
-    peers_ = std::make_unique<StreamPeers>(plan_, std::move(placement), std::move(ordinals), driver_);
-  }
+  if (!group_.alone()) peers_ = std::make_unique<StreamPeers>(plan_, group_, std::move(ordinals), driver_);
+}
+
+std::shared_ptr<StreamExchange> StreamExchange::open(CopyPlan plan, std::vector<std::string> rank_names,
+                                                     const cuda::Driver& driver, ProcessMap map,
+                                                     std::map<int, int> ordinals) {
+  let_go_retired();
+  return {new StreamExchange(std::move(plan), std::move(rank_names), driver, std::move(map), std::move(ordinals)),
+          [](StreamExchange* exchange) { retire(std::unique_ptr<StreamExchange>(exchange)); }};
 }
 
 StreamExchange::~StreamExchange() {
-  if (peers_) end_calls();
   for (Device& device : devices_) {
     if (!device.context || driver_.CtxPushCurrent(device.context) != cuda::kSuccess) continue;
     for (const auto* events : {&device.free_events, &device.spent_events}) {
       for (cuda::Event event : *events) driver_.EventDestroy(event);
     }
-    for (auto [source, stream] : device.from) {
-      if (stream) driver_.StreamDestroy(stream);
-    }
+    for (auto [source, stream] : device.from) driver_.StreamDestroy(stream);
     cuda::Context popped = nullptr;
     driver_.CtxPopCurrent(&popped);
   }
@@ -41,9 +48,10 @@ bool StreamExchange::begin(CallId id, double timeout_s) {
   call->deadline = deadline_in(timeout_s);
   call->sources.resize(ranks);
   call->received.resize(ranks);
-  call->ready.resize(static_cast<size_t>(plan_.num_chunks()) * plan_.num_phases() * ranks);
+  call->ready.resize(plan_.num_slots());
   call->read.resize(static_cast<size_t>(plan_.num_chunks()) * ranks);
   call->readers_left.resize(ranks);
+  call->launching.resize(ranks);
   call->copied.resize(ranks);
   call->told.resize(call->ready.size());
   for (int rank = 0; rank < ranks; ++rank) {
@@ -59,22 +67,12 @@ bool StreamExchange::begin(CallId id, double timeout_s) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!broken_.empty()) return false;
     if (peers_) peers_->enter(id);
-    calls_.emplace(begun_++, std::move(call));
+    call->order = begun_++;
+    call->ticket = Watchdog::shared().at(call->deadline, [relay = relay_, id] { relay->expired(id); });
+    calls_.emplace(call->order, std::move(call));
   }
-  if (peers_) meet(id);
+  if (peers_) group_.enter(id, relay_);
   return true;
-}
-
-// Takes up what has been heard of a call before it was open. Whoever is missing already fails it.
-void StreamExchange::meet(CallId id) {
-  const Placement& placement = peers_->placement();
-  for (const auto& [process, message] : placement.peers->open(placement.key, id, weak_from_this())) {
-    heard(process, message);
-  }
-  for (int process : peers_->partners()) {
-    if (placement.peers->connected(process)) continue;
-    lost(id, process, "jreshard: " + peers_->name(process) + " is not linked to this process");
-  }
 }
 
 int StreamExchange::count_local(const std::vector<int>& ranks) const {
@@ -110,32 +108,15 @@ void StreamExchange::abort_all(const std::string& reason) {
   for (const auto& [order, call] : calls) fail(*call, reason);
 }
 
-void StreamExchange::fail(Call& call, const std::string& reason) {
-  const std::string prefix = "jreshard: ";
-  const bool prefixed = reason.compare(0, prefix.size(), prefix) == 0;
-  fail(call, reason, peers_ ? peers_->placement().peers->self() : 0, prefixed ? reason.substr(prefix.size()) : reason);
-}
-
-void StreamExchange::fail(Call& call, const std::string& reason, int origin, const std::string& bare_reason) {
-  if (!call.error.empty()) return;
-  broken_ = call.error = reason;
-  changed_.notify_all();
-  if (peers_) {
-    peers_->give_up(call.id, origin, bare_reason);  // the call ends in wait(), or with the exchange
-    return;
-  }
-  close(call);
-}
-
-StreamExchange::Launch::Launch(StreamExchange& exchange, Step step, int rank) : exchange_(exchange) {
+StreamExchange::Launch::Launch(StreamExchange& exchange, Step step, int rank) : exchange_(exchange), rank_(rank) {
   std::lock_guard<std::mutex> lock(exchange_.mutex_);
   call = exchange_.current(step, rank);
-  ++call->launching;
+  ++call->launching[rank];
 }
 
 StreamExchange::Launch::~Launch() {
   std::lock_guard<std::mutex> lock(exchange_.mutex_);
-  --call->launching;
+  --call->launching[rank_];
   if (!call->error.empty() && !exchange_.peers_) exchange_.recycle(*call);
 }
 
@@ -148,12 +129,14 @@ StreamExchange::CallPtr StreamExchange::current(Step step, int rank) {
   return found->second;
 }
 
-template <typename Ready, typename Missing>
-void StreamExchange::wait(std::unique_lock<std::mutex>& lock, const CallPtr& call, Ready ready, Missing missing) {
-  const bool in_time = changed_.wait_until(lock, call->deadline, [&] { return !call->error.empty() || ready(); });
-  if (!in_time) {
-    fail(*call, "jreshard: transfer timed out after " + seconds(call->timeout_s) + ", waiting for " + missing());
-  }
+int StreamExchange::launched(const Call& call, Step step, int rank) const {
+  const uint64_t before = call.order * launches(step);
+  return static_cast<int>(std::min(launches(step), std::max(launched_[step][rank], before) - before));
+}
+
+template <typename Ready>
+void StreamExchange::wait(Lock& lock, const CallPtr& call, Ready ready) {
+  if (!changed_.wait_until(lock, call->deadline, [&] { return !call->error.empty() || ready(); })) fail_late(*call);
   if (!call->error.empty()) throw std::runtime_error(call->error);
 }
 
@@ -162,62 +145,60 @@ void StreamExchange::end_launch(const CallPtr& call) {
   if (--call->launches_left == 0 && !peers_) close(*call);
 }
 
-// With the lock held.
-void StreamExchange::close(Call& call) {
-  recycle(call);
-  for (auto it = calls_.begin(); it != calls_.end(); ++it) {
-    if (it->second.get() != &call) continue;
-    calls_.erase(it);
-    return;
-  }
-}
-
-// With the lock held. Handlers of a failed call may still be at work with its events.
-void StreamExchange::recycle(Call& call) {
-  for (auto [rank, event] : std::exchange(call.events, {})) {
-    Device& device = devices_[rank];
-    (call.error.empty() ? device.free_events : device.spent_events).push_back(event);
-  }
-}
-
 cuda::Event StreamExchange::record(const CallPtr& call, int rank, cuda::Stream stream) {
-  cuda::Event event = nullptr;
+  const cuda::Event event = unused_event(rank, stream);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<cuda::Event>& unused = devices_[rank].free_events;
-    cuda::Context& context = devices_[rank].context;
-    if (!context) cuda::check(driver_, driver_.StreamGetCtx(stream, &context), "cuStreamGetCtx");
-    if (!unused.empty()) {
-      event = unused.back();
-      unused.pop_back();
-    } else {
-      cuda::check(driver_, driver_.EventCreate(&event, cuda::kEventDisableTiming), "cuEventCreate");
-    }
     call->events.emplace_back(rank, event);
   }
   cuda::check(driver_, driver_.EventRecord(event, stream), "cuEventRecord");
   return event;
 }
 
-void StreamExchange::record_rest(const CallPtr& call, int rank, cuda::Stream stream) {
+cuda::Event StreamExchange::unused_event(int rank, cuda::Stream stream) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<cuda::Event>& unused = devices_[rank].free_events;
+    if (!unused.empty()) {
+      const cuda::Event event = unused.back();
+      unused.pop_back();
+      return event;
+    }
+  }
+  cuda::Context context = nullptr;
+  cuda::Event event = nullptr;
+  cuda::check(driver_, driver_.StreamGetCtx(stream, &context), "cuStreamGetCtx");
+  cuda::check(driver_, driver_.EventCreate(&event, cuda::kEventDisableTiming), "cuEventCreate");
+  std::lock_guard<std::mutex> lock(mutex_);
+  devices_[rank].context = context;
+  return event;
+}
+
+void StreamExchange::join_sides(const CallPtr& call, int rank, cuda::Stream stream) {
   try {
-    record(call, rank, stream);
     std::vector<cuda::Stream> sides;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       for (auto [source, side] : devices_[rank].from) sides.push_back(side);
     }
-    for (cuda::Stream side : sides) record(call, rank, side);
+    for (cuda::Stream side : sides) order_after(stream, record(call, rank, side));
+    record(call, rank, stream);
   } catch (const std::runtime_error&) {
     // A device that takes no event runs nothing either; what went wrong first is what is told.
   }
 }
 
+// The launches on a rank come one after the other, so that nobody else makes the same stream.
 cuda::Stream StreamExchange::stream_from(int rank, int source) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = devices_[rank].from.find(source);
+    if (found != devices_[rank].from.end()) return found->second;
+  }
+  cuda::Stream stream = nullptr;
+  cuda::check(driver_, driver_.StreamCreate(&stream, cuda::kStreamNonBlocking), "cuStreamCreate");
   std::lock_guard<std::mutex> lock(mutex_);
-  cuda::Stream& stream = devices_[rank].from[source];
-  if (!stream) cuda::check(driver_, driver_.StreamCreate(&stream, cuda::kStreamNonBlocking), "cuStreamCreate");
-  return stream;
+  return devices_[rank].from[source] = stream;
 }
 
 void StreamExchange::order_after(cuda::Stream stream, cuda::Event event) {
@@ -256,16 +237,9 @@ void StreamExchange::run_phase(const CallPtr& call, int rank, int chunk, int pha
   const bool read_next = next < plan_.num_phases() && !plan_.readers(chunk, rank, next).empty();
   if (sources.empty() && !read_next) return;
   auto ready = [&](int source) { return published(*call, chunk, phase, source); };
-  auto missing = [&] {
-    std::string names;
-    for (int source : sources) {
-      if (!ready(source)) names += (names.empty() ? "" : ", ") + rank_names_[source];
-    }
-    return names + (phase == 0 ? " to publish" : " to receive");
-  };
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    wait(lock, call, [&] { return std::all_of(sources.begin(), sources.end(), ready); }, missing);
+    Lock lock(mutex_);
+    wait(lock, call, [&] { return std::all_of(sources.begin(), sources.end(), ready); });
   }
   cuda::Event copied = nullptr;
   enqueue(call, rank, stream, [&] {
@@ -297,10 +271,8 @@ void StreamExchange::await_readers(const CallPtr& call, int rank, int chunk, cud
   for (int phase = 1; phase < plan_.num_phases(); ++phase) readers += count_local(plan_.readers(chunk, rank, phase));
   std::vector<cuda::Event>& read = call->read[chunk * plan_.num_ranks() + rank];
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    wait(
-        lock, call, [&] { return read.size() == readers; },
-        [&] { return "those who read what " + rank_names_[rank] + " has received"; });
+    Lock lock(mutex_);
+    wait(lock, call, [&] { return read.size() == readers; });
   }
   enqueue(call, rank, stream, [&] {
     for (cuda::Event event : read) order_after(stream, event);
@@ -352,10 +324,8 @@ void StreamExchange::release(int rank, cuda::Stream stream) {
   const CallPtr& call = launch.call;
   std::map<int, cuda::Event> copied;
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    wait(
-        lock, call, [&] { return call->readers_left[rank] == 0; },
-        [&] { return "the readers of " + rank_names_[rank]; });
+    Lock lock(mutex_);
+    wait(lock, call, [&] { return call->readers_left[rank] == 0; });
     copied = call->copied[rank];
   }
   enqueue(call, rank, stream, [&] {

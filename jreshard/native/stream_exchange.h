@@ -11,6 +11,11 @@
 //
 // Between processes flags in shared memory take the place of events (stream_peers.h). A process may fail when all is
 // enqueued already, and no error can be raised on a stream: who calls has to wait() before the result is used.
+//
+// A launch may be held up in the driver, by a device whose queue is full of work that waits for another process. The
+// driver may then hold up others who call it for that device. So whatever fails a call, such as the watchdog at its
+// deadline, calls no driver, and nobody calls the driver with the lock held: a failed call lets the streams go, and
+// they the launches.
 #pragma once
 
 #include <chrono>
@@ -26,17 +31,21 @@
 #include "copy_plan.h"
 #include "gpu_exchange.h"
 #include "peers.h"
-#include "placement.h"
+#include "process_group.h"
+#include "relay.h"
 #include "stream_peers.h"
+#include "watchdog.h"
 
 namespace jreshard {
 
-class StreamExchange : public GpuExchange, public Peers::Listener, public std::enable_shared_from_this<StreamExchange> {
+class StreamExchange : public GpuExchange, public Relay::Target {
  public:
-  // Where ranks live in other processes, `ordinals` has the devices of the local ones.
-  StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver,
-                 Placement placement = {}, std::map<int, int> ordinals = {});
-  // Waits a while for the streams to come to the ends of failed calls.
+  // Where ranks live in other processes, `ordinals` has the devices of the local ones. When the last owner lets it go,
+  // it waits a while for the streams to come to the ends of failed calls; if they do not, it stays, with all that they
+  // may still use, until one of the next exchanges finds that they have.
+  static std::shared_ptr<StreamExchange> open(CopyPlan plan, std::vector<std::string> rank_names,
+                                              const cuda::Driver& driver, ProcessMap map = {},
+                                              std::map<int, int> ordinals = {});
   ~StreamExchange() override;
 
   bool begin(CallId id, double timeout_s) override;
@@ -48,6 +57,7 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
   void wait(CallId id) override;
   void heard(int process, const Message& message) override;
   void lost(CallId id, int process, const std::string& error) override;
+  void expired(CallId id) override;
   // Never: whether readers are done is known to the streams only.
   bool release_now(CallId) override { return false; }
 
@@ -61,8 +71,10 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
 
   struct Call {
     CallId id;
+    uint64_t order = 0;  // of begin()
     Clock::time_point deadline;
     double timeout_s;
+    Watchdog::Ticket ticket;
     std::vector<std::vector<const void*>> sources;    // [rank][leaf]
     std::vector<std::vector<const void*>> received;   // [rank][leaf]: what phases after the first read
     std::vector<cuda::Event> ready;                   // [slot]: after it, the rank's arrays may be read in that phase
@@ -73,8 +85,9 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
     std::vector<bool> told;                           // [slot]: a rank of another process has published
     std::vector<cuda::Event> ends;                    // after each receive and release, where others take part
     std::vector<std::pair<int, cuda::Event>> events;  // (rank, event) of all that was enqueued; used again afterwards
-    int launching = 0;                                // handlers that are at work on it
+    std::vector<int> launching;                       // [rank]: handlers that are at work on it
     std::string error;
+    Clock::time_point patience;  // until when a failed call waits for its streams to come to their ends
   };
   using CallPtr = std::shared_ptr<Call>;
   // A handler at work on the call that its launch belongs to.
@@ -88,7 +101,9 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
 
    private:
     StreamExchange& exchange_;
+    const int rank_;
   };
+  using Lock = std::unique_lock<std::mutex>;
 
   // What belongs to one rank's device, kept for all calls.
   struct Device {
@@ -98,50 +113,60 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
     std::vector<cuda::Event> spent_events;  // of failed calls, not to be used again
   };
 
-  size_t slot(int chunk, int phase, int rank) const {
-    return (static_cast<size_t>(chunk) * plan_.num_phases() + phase) * plan_.num_ranks() + rank;
-  }
-  void meet(CallId id);
+  StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver, ProcessMap map,
+                 std::map<int, int> ordinals);
+  size_t slot(int chunk, int phase, int rank) const { return plan_.slot(chunk, phase, rank); }
   int count_local(const std::vector<int>& ranks) const;
-  bool local(int rank) const { return !peers_ || peers_->local(rank); }
+  bool local(int rank) const { return group_.local(rank); }
   // With the lock held: the call of that id, or null. One that has failed stays where other processes take part.
   CallPtr find(CallId id) const;
   // With the lock held: the call that this launch belongs to.
   CallPtr current(Step step, int rank);
   // Launches of a step on one rank that make up a call: XLA may reorder the chunks of a program, so they are counted.
   uint64_t launches(Step step) const { return step == kRelease ? 1 : plan_.num_chunks(); }
-  // Waits until `ready()` or throws: the call failed, or its deadline passed and `missing()` names who is late.
-  template <typename Ready, typename Missing>
-  void wait(std::unique_lock<std::mutex>& lock, const CallPtr& call, Ready ready, Missing missing);
-  // With the lock held. `origin` is the process where it failed first, and `bare_reason` what it said.
-  void fail(Call& call, const std::string& reason);
-  void fail(Call& call, const std::string& reason, int origin, const std::string& bare_reason);
+  // Launches of a step on one rank that belong to the call and have come.
+  int launched(const Call& call, Step step, int rank) const;
+  // Waits until `ready()` or throws: the call failed.
+  template <typename Ready>
+  void wait(Lock& lock, const CallPtr& call, Ready ready);
   void end_launch(const CallPtr& call);
   // One receive or release on `rank` has been enqueued.
   void record_end(const CallPtr& call, int rank, cuda::Stream stream);
+  bool published(const Call& call, int chunk, int phase, int source) const;
+  // What is wrong with a message, or empty text.
+  std::string fault(int process, const Call& call, const Message& message) const;
+
+  // How a call ends (stream_exchange_end.cc); with the lock held, which is let go where the driver is asked.
+  void fail(Call& call, const std::string& reason) { fail(call, group_.found(reason)); }
+  void fail(Call& call, const ProcessGroup::Failure& failure);
+  void fail_late(Call& call);
+  // Whom the call waits for, or empty text.
+  std::string missing(const Call& call) const;
   void close(Call& call);
   void recycle(Call& call);
   // Parts from the other processes, after close().
   void leave(const Call& call);
-  // Before the exchange goes.
-  void end_calls();
-  bool published(const Call& call, int chunk, int phase, int source) const;
-  // What is wrong with a message, or empty text.
-  std::string misfit(int process, const Call& call, const Message& message) const;
   // Whether the streams have come to the end of the call.
-  bool arrived(Call& call) const;
-  bool drained(const Call& call) const;
-  // Waits, for a while at most, until nothing of a failed call is on the streams any more, and lets go what was let go
-  // before its time.
-  void drain(std::unique_lock<std::mutex>& lock, const CallPtr& call);
-  std::string partners() const;
+  bool arrived(Lock& lock, Call& call) const;
+  // Waits, while there is patience, until nothing of a failed call is on the streams any more, and lets go what was let
+  // go before its time. Whether that is so.
+  bool drain(Lock& lock, const CallPtr& call);
+  bool drained(Lock& lock, const Call& call) const;
+  // Before the exchange goes. Whether nothing of its calls is on the streams any more.
+  bool end_calls();
+  static void retire(std::unique_ptr<StreamExchange> exchange);
+  static void let_go_retired();
+
   // Runs `action` in the context of `stream`. Where the driver refuses something, the call fails.
   template <typename Action>
   void enqueue(const CallPtr& call, int rank, cuda::Stream stream, Action action);
-  // Records a new event of the call on `stream`, of the rank's device.
+  // An event of the rank's device that is not in use, or a new one.
+  cuda::Event unused_event(int rank, cuda::Stream stream);
+  // Records an event of the call on `stream`, of the rank's device.
   cuda::Event record(const CallPtr& call, int rank, cuda::Stream stream);
-  // Likewise, where something has gone wrong half-way: behind all that is on the stream.
-  void record_rest(const CallPtr& call, int rank, cuda::Stream stream);
+  // Where something has gone wrong half-way: has `stream` go on only behind all that was enqueued for the rank, which
+  // may write its arrays.
+  void join_sides(const CallPtr& call, int rank, cuda::Stream stream);
   cuda::Stream stream_from(int rank, int source);
   // Enqueues one phase of a receive, behind what it reads.
   void run_phase(const CallPtr& call, int rank, int chunk, int phase, cuda::Stream stream);
@@ -155,6 +180,7 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
   const CopyPlan plan_;
   const std::vector<std::string> rank_names_;
   const cuda::Driver& driver_;
+  const ProcessGroup group_;
   std::unique_ptr<StreamPeers> peers_;  // null where all ranks are local
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -163,6 +189,7 @@ class StreamExchange : public GpuExchange, public Peers::Listener, public std::e
   std::string broken_;                      // why no further call can be opened
   std::vector<uint64_t> launched_[kSteps];  // [rank]: launches so far
   std::vector<Device> devices_;             // [rank]
+  const std::shared_ptr<Relay> relay_ = std::make_shared<Relay>(*this);
 };
 
 template <typename Action>
@@ -172,7 +199,7 @@ void StreamExchange::enqueue(const CallPtr& call, int rank, cuda::Stream stream,
     try {
       action();
     } catch (...) {
-      if (peers_) record_rest(call, rank, stream);
+      join_sides(call, rank, stream);
       throw;
     }
   } catch (const std::exception& error) {

@@ -25,20 +25,10 @@ Arena described(const Message& message) {
 
 }  // namespace
 
-StreamPeers::StreamPeers(const CopyPlan& plan, Placement placement, std::map<int, int> ordinals,
+StreamPeers::StreamPeers(const CopyPlan& plan, const ProcessGroup& group, std::map<int, int> ordinals,
                          const cuda::Driver& driver)
-    : plan_(plan), placement_(std::move(placement)), ordinals_(std::move(ordinals)), driver_(driver), exports_(driver) {
+    : plan_(plan), group_(group), ordinals_(std::move(ordinals)), driver_(driver), exports_(driver) {
   if (!ordinals_.empty()) device_.emplace(driver_, ordinals_.begin()->second);
-  for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
-    for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) {
-      for (int phase = 0; phase < plan_.num_phases(); ++phase) {
-        for (int source : plan_.sources(chunk, rank, phase)) {
-          if (local(source) == local(rank)) continue;
-          partners_.insert(placement_.process_of[local(source) ? rank : source]);
-        }
-      }
-    }
-  }
 }
 
 StreamPeers::~StreamPeers() {
@@ -52,16 +42,15 @@ StreamPeers::~StreamPeers() {
 
 void StreamPeers::enter(CallId id) {
   if (!device_) throw std::invalid_argument("jreshard: no device of the transfer is in this process");
-  const cuda::CurrentContext current(driver_, context());
   std::lock_guard<std::mutex> lock(mutex_);
   // Streams wait for a flag to become the call's number or a higher one: there must be none of before.
   if (!page_ || (*page_)[mark()].load() || id <= last_call_) renew_page();
   last_call_ = id;
-  for (int process : partners_) {
+  for (int process : group_.partners()) {
     const auto found = neighbour(process);
     if (!found) continue;  // not linked, which fails the call
     if (greeted_[process] != found->serial) {
-      placement_.peers->send(process, {Message::kFlags, 0, placement_.key}, page_->descriptor().duplicate());
+      group_.peers().send(process, {Message::kFlags, 0, group_.key()}, page_->descriptor().duplicate());
       greeted_[process] = found->serial;
     }
     if (neighbours_.count(process)) continue;
@@ -74,6 +63,7 @@ void StreamPeers::enter(CallId id) {
 
 void StreamPeers::renew_page() {
   if (calls_ > 0) throw std::runtime_error("jreshard: a transfer has to wait for the end of the one before");
+  const cuda::CurrentContext current(driver_, context());
   page_ = std::make_unique<FlagPage>(page_size());
   page_->attach(driver_);
   greeted_.clear();
@@ -93,52 +83,47 @@ void StreamPeers::leave() {
 
 // One for each link: a process that has come again has other memory.
 std::shared_ptr<StreamPeers::Neighbour> StreamPeers::neighbour(int process) {
-  return std::static_pointer_cast<Neighbour>(placement_.peers->belongings(
+  return std::static_pointer_cast<Neighbour>(group_.peers().belongings(
       process, [this](uint64_t serial) { return std::make_shared<Neighbour>(driver_, serial); }));
 }
 
 std::shared_ptr<StreamPeers::Neighbour> StreamPeers::held(int process) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = neighbours_.find(process);
-  if (found == neighbours_.end()) throw std::runtime_error("jreshard: " + name(process) + " is not linked");
+  if (found == neighbours_.end()) throw std::runtime_error("jreshard: " + group_.name(process) + " is not linked");
   return found->second;
 }
 
 void StreamPeers::check_linked(int process, uint64_t serial) const {
-  if (placement_.peers->link_serial(process) == serial) return;
-  throw std::runtime_error("jreshard: " + name(process) + " is not linked to this process any more");
+  if (group_.peers().link_serial(process) == serial) return;
+  throw std::runtime_error("jreshard: " + group_.name(process) + " is not linked to this process any more");
 }
 
 std::shared_ptr<FlagPage> StreamPeers::page_of(int process, CallId id) {
-  std::shared_ptr<FlagPage> found;
+  std::shared_ptr<FlagPage> found, replaced;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     // A page that comes now may belong to a later call, which has not failed.
     if (gone_) throw std::runtime_error("jreshard: the transfer was given up");
     auto neighbour = neighbours_.find(process);
     const uint64_t serial = neighbour == neighbours_.end() ? 0 : neighbour->second->serial;
-    auto sent = placement_.peers->flags(process, serial, placement_.key);
+    auto sent = group_.peers().flags(process, serial, group_.key());
     check_linked(process, serial);
-    if (!sent) throw std::runtime_error("jreshard: " + name(process) + " has not sent its page of flags");
-    auto page = pages_.find(process);
-    if (page == pages_.end() || page->second.sent != sent) {
-      Page fresh{std::move(sent), nullptr};
-      fresh.flags = std::make_shared<FlagPage>(fresh.sent->duplicate(), page_size());
-      page = pages_.insert_or_assign(process, std::move(fresh)).first;
+    if (!sent) throw std::runtime_error("jreshard: " + group_.name(process) + " has not sent its page of flags");
+    const auto known = pages_.find(process);
+    if (known == pages_.end() || known->second.sent != sent) {
+      auto flags = std::make_shared<FlagPage>(sent->duplicate(), page_size());
+      replaced = std::exchange(pages_[process].flags, std::move(flags));
+      pages_[process].sent = std::move(sent);
     }
-    page->second.call = id;
-    found = page->second.flags;
+    Page& page = pages_[process];
+    page.call = id;
+    found = page.flags;
   }
-  found->attach(driver_);  // not with the lock held: it is needed to let streams go, for which the driver may wait
+  // Not with the lock held: it is needed to let streams go, for which the driver may wait.
+  replaced.reset();
+  found->attach(driver_);
   return found;
-}
-
-std::set<int> StreamPeers::processes_of(const std::vector<int>& ranks) const {
-  std::set<int> processes;
-  for (int rank : ranks) {
-    if (!local(rank)) processes.insert(placement_.process_of[rank]);
-  }
-  return processes;
 }
 
 void StreamPeers::lend(int process, const std::vector<const void*>& arrays) {
@@ -148,36 +133,32 @@ void StreamPeers::lend(int process, const std::vector<const void*>& arrays) {
     if (!array) continue;
     const Arena arena = exports_.find(reinterpret_cast<uint64_t>(array));
     if (to->lent.count(arena.id)) continue;
-    Message message{Message::kLend, 0, placement_.key};
+    Message message{Message::kLend, 0, group_.key()};
     message.addresses = {arena.id, arena.base, arena.bytes};
     message.reason.assign(arena.ipc.begin(), arena.ipc.end());
-    placement_.peers->send(process, message, exports_.lend(arena));
+    group_.peers().send(process, message, exports_.lend(arena));
     to->lent.insert(arena.id);
   }
 }
 
 void StreamPeers::publish(CallId id, int rank, int chunk, int phase, const std::vector<const void*>& arrays,
                           cuda::Stream stream) {
-  const std::set<int> readers = processes_of(plan_.readers(chunk, rank, phase));
+  const std::set<int> readers = group_.processes_of(plan_.readers(chunk, rank, phase));
   if (readers.empty()) return;
   write(stream, page_->address(ready_flag(chunk, phase, rank)), id);
-  Message message{Message::kPublish, id, placement_.key, rank, chunk, phase};
-  for (const void* array : arrays) message.addresses.push_back(reinterpret_cast<uint64_t>(array));
-  for (int process : readers) {
-    lend(process, arrays);
-    placement_.peers->send(process, message);
-  }
+  for (int process : readers) lend(process, arrays);
+  group_.publish(id, rank, chunk, phase, arrays.data());
 }
 
 void StreamPeers::await_ready(CallId id, int source, int chunk, int phase, cuda::Stream stream) {
-  wait(stream, page_of(placement_.process_of[source], id)->address(ready_flag(chunk, phase, source)), id);
+  wait(stream, page_of(group_.process_of(source), id)->address(ready_flag(chunk, phase, source)), id);
 }
 
 const void* StreamPeers::translate(int source, const void* address, int reader) {
-  const int process = placement_.process_of[source];
+  const int process = group_.process_of(source);
   const auto from = held(process);
   std::lock_guard<std::mutex> lock(from->mutex);  // what was lent is taken in in its order
-  for (Peers::Lent& lent : placement_.peers->take_lent(process, from->serial)) {
+  for (Peers::Lent& lent : group_.peers().take_lent(process, from->serial)) {
     from->imports.add(described(lent.message), std::move(lent.attached));
   }
   check_linked(process, from->serial);
@@ -185,7 +166,7 @@ const void* StreamPeers::translate(int source, const void* address, int reader) 
 }
 
 void StreamPeers::tell_read(CallId id, int reader, int chunk, int phase, cuda::Stream stream) {
-  for (int process : processes_of(plan_.sources(chunk, reader, phase))) {
+  for (int process : group_.processes_of(plan_.sources(chunk, reader, phase))) {
     write(stream, page_of(process, id)->address(read_flag(chunk, phase, reader)), id);
   }
 }
@@ -201,9 +182,26 @@ std::string StreamPeers::fault(CallId id) {
   if ((*page_)[mark()].load()) return "jreshard: a process has given up while it read";
   for (auto& [process, page] : pages_) {
     if (page.call != id || !(*page.flags)[mark()].load()) continue;
-    return "jreshard: " + name(process) + " has given up while it was read from";
+    return "jreshard: " + group_.name(process) + " has given up while it was read from";
   }
   return "";
+}
+
+StreamPeers::Awaited StreamPeers::awaited(CallId id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Awaited awaited;
+  plan_.for_each_read([&](int chunk, int phase, int source, int reader) {
+    if (local(source) == local(reader)) return;
+    if (local(source)) {
+      if ((*page_)[read_flag(chunk, phase, reader)].load() < number(id)) awaited.reading.insert(reader);
+      return;
+    }
+    const auto theirs = pages_.find(group_.process_of(source));
+    if (theirs == pages_.end() || theirs->second.call != id) return;  // nothing waits there yet
+    if ((*theirs->second.flags)[ready_flag(chunk, phase, source)].load() >= number(id)) return;
+    (phase == 0 ? awaited.publishing : awaited.receiving).insert(source);
+  });
+  return awaited;
 }
 
 bool StreamPeers::needs(CallId id, int process) {
@@ -212,33 +210,16 @@ bool StreamPeers::needs(CallId id, int process) {
   auto theirs = pages_.find(process);
   // In a page of earlier calls flags mean nothing, nor do they in one that was given up.
   const bool told = theirs != pages_.end() && theirs->second.call == id && !(*theirs->second.flags)[mark()].load();
-  for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
-    for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) {
-      for (int phase = 0; phase < plan_.num_phases(); ++phase) {
-        const size_t flag = read_flag(chunk, phase, rank);
-        for (int source : plan_.sources(chunk, rank, phase)) {
-          const int from = placement_.process_of[source];
-          if (local(rank) && from == process) {
-            if (!told || (*theirs->second.flags)[flag].load() < number(id)) return true;
-          } else if (local(source) && placement_.process_of[rank] == process) {
-            if ((*page_)[flag].load() < number(id)) return true;
-          }
-        }
-      }
+  bool needed = false;
+  plan_.for_each_read([&](int chunk, int phase, int source, int reader) {
+    const size_t flag = read_flag(chunk, phase, reader);
+    if (local(reader) && group_.process_of(source) == process) {
+      needed |= !told || (*theirs->second.flags)[flag].load() < number(id);
+    } else if (local(source) && group_.process_of(reader) == process) {
+      needed |= (*page_)[flag].load() < number(id);
     }
-  }
-  return false;
-}
-
-void StreamPeers::give_up(CallId id, int origin, const std::string& reason) {
-  std::set<int> others;
-  for (int process : placement_.process_of) {
-    if (process != placement_.peers->self() && process != origin) others.insert(process);
-  }
-  for (int process : others) {
-    placement_.peers->send(process, {Message::kAbort, id, placement_.key, origin, 0, 0, {}, reason});
-  }
-  let_go();
+  });
+  return needed;
 }
 
 void StreamPeers::let_go() {

@@ -23,7 +23,7 @@
 #include "cuda_driver.h"
 #include "flag_page.h"
 #include "peers.h"
-#include "placement.h"
+#include "process_group.h"
 
 namespace jreshard {
 
@@ -31,16 +31,10 @@ class StreamPeers {
  public:
   using CallId = uint32_t;
 
-  // `ordinals` has the device of each local rank.
-  StreamPeers(const CopyPlan& plan, Placement placement, std::map<int, int> ordinals, const cuda::Driver& driver);
+  // `ordinals` has the device of each local rank. `plan` and `group` are to outlive this.
+  StreamPeers(const CopyPlan& plan, const ProcessGroup& group, std::map<int, int> ordinals, const cuda::Driver& driver);
   // When nothing on the streams needs the pages any more.
   ~StreamPeers();
-
-  bool local(int rank) const { return placement_.process_of[rank] == placement_.peers->self(); }
-  const Placement& placement() const { return placement_; }
-  // The other processes that local ranks read from or are read by.
-  const std::set<int>& partners() const { return partners_; }
-  std::string name(int process) const { return placement_.peers->name(process); }
 
   // Before each call: makes ready what it needs, and lets the partners have this process's page.
   void enter(CallId id);
@@ -60,11 +54,16 @@ class StreamPeers {
   // When the streams have come to their ends: who has given up meanwhile, so that they may have had what they waited
   // for too early; or empty text.
   std::string fault(CallId id);
+  // The ranks of other processes whose flags the streams of this one still wait for.
+  struct Awaited {
+    std::set<int> publishing;
+    std::set<int> receiving;  // what they pass on in phases after the first
+    std::set<int> reading;
+  };
+  Awaited awaited(CallId id);
   // Whether the call cannot end well without a process: it has still to be read from, or to read.
   bool needs(CallId id, int process);
-  // Tells the others that the call has failed, `origin` being the process where it did, and lets all streams go.
-  void give_up(CallId id, int origin, const std::string& reason);
-  // Sets all flags that anyone may wait for.
+  // Gives the calls under way up: sets all flags that anyone may wait for. Calls no driver.
   void let_go();
   // A context of this process, for what needs any.
   cuda::Context context() const { return device_->get(); }
@@ -80,15 +79,12 @@ class StreamPeers {
     CallId call = 0;  // the last that has used it
   };
 
-  size_t slots() const { return static_cast<size_t>(plan_.num_chunks()) * plan_.num_phases() * plan_.num_ranks(); }
-  size_t ready_flag(int chunk, int phase, int rank) const {
-    return (static_cast<size_t>(chunk) * plan_.num_phases() + phase) * plan_.num_ranks() + rank;
-  }
-  size_t read_flag(int chunk, int phase, int rank) const { return slots() + ready_flag(chunk, phase, rank); }
+  bool local(int rank) const { return group_.local(rank); }
+  size_t ready_flag(int chunk, int phase, int rank) const { return plan_.slot(chunk, phase, rank); }
+  size_t read_flag(int chunk, int phase, int rank) const { return plan_.num_slots() + plan_.slot(chunk, phase, rank); }
   // The mark of a page that was given up, which only hosts write and read.
-  size_t mark() const { return 2 * slots(); }
-  size_t page_size() const { return 2 * slots() + 1; }
-  std::set<int> processes_of(const std::vector<int>& ranks) const;
+  size_t mark() const { return 2 * plan_.num_slots(); }
+  size_t page_size() const { return 2 * plan_.num_slots() + 1; }
   std::shared_ptr<Neighbour> neighbour(int process);
   // The one that the calls under way use.
   std::shared_ptr<Neighbour> held(int process);
@@ -104,12 +100,11 @@ class StreamPeers {
   static uint64_t number(CallId id) { return uint64_t{id} + 1; }
 
   const CopyPlan& plan_;
-  const Placement placement_;
+  const ProcessGroup& group_;
   const std::map<int, int> ordinals_;
   const cuda::Driver& driver_;
   ArenaExports exports_;
   std::optional<cuda::DeviceContext> device_;  // none where no rank is local
-  std::set<int> partners_;
   std::mutex mutex_;
   int calls_ = 0;
   CallId last_call_ = 0;

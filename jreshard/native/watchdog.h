@@ -19,7 +19,8 @@ class Watchdog {
   // One thread for the process, never destroyed.
   static Watchdog& shared();
 
-  // Runs `action` on the watchdog's thread at `deadline`, unless cancelled before.
+  // Runs `action` on the watchdog's thread at `deadline`, unless cancelled before. Actions must not take long, as
+  // others wait behind them, and call nothing that may wait for a device.
   Ticket at(Clock::time_point deadline, std::function<void()> action);
   void cancel(const Ticket& ticket);
 
@@ -30,6 +31,8 @@ class Watchdog {
   std::mutex mutex_;
   std::condition_variable wake_;
   uint64_t next_ = 0;
+  // When the thread looks again, at the latest: only an earlier deadline has to wake it.
+  Clock::time_point looks_at_ = Clock::time_point::min();
   std::map<Ticket, std::function<void()>> actions_;
 };
 

@@ -41,11 +41,16 @@ struct Table {
   }
   template <typename Exchange, typename... Args>
   std::shared_ptr<Exchange> exchange(Args&&... args) const {
+    const auto make = [](auto&&... all) { return std::make_shared<Exchange>(std::forward<decltype(all)>(all)...); };
+    return exchange_from(make, std::forward<Args>(args)...);
+  }
+  // What `open(plan, rank names, args...)` gives.
+  template <typename Open, typename... Args>
+  auto exchange_from(Open open, Args&&... args) const {
     const Words table = words();
     std::vector<std::string> names;
     for (size_t rank = 0; rank < roles.size(); ++rank) names.push_back("device " + std::to_string(rank));
-    return std::make_shared<Exchange>(jreshard::CopyPlan(table.data(), table.size()), names,
-                                      std::forward<Args>(args)...);
+    return open(jreshard::CopyPlan(table.data(), table.size()), std::move(names), std::forward<Args>(args)...);
   }
 };
 
@@ -168,16 +173,18 @@ inline Bytes source_bytes(uint32_t call, int leaf, int rank, size_t size) {
 // What the destination arrays of a leaf come to, by rank, where they held kPoison before.
 inline std::vector<Bytes> expected_arrays(const Plan& plan, const jreshard::CopyPlan& parsed, uint32_t call, int leaf) {
   const int ranks = parsed.num_ranks(), kind = plan.table.leaf_template[leaf];
-  std::vector<Bytes> dst;
-  for (int rank = 0; rank < ranks; ++rank) dst.emplace_back(plan.dst_bytes[kind][rank], kPoison);
+  std::vector<Bytes> dst, readable;
+  for (int rank = 0; rank < ranks; ++rank) {
+    dst.emplace_back(plan.dst_bytes[kind][rank], kPoison);
+    readable.push_back(source_bytes(call, leaf, rank, plan.src_bytes[kind][rank]));
+  }
   for (int phase = 0; phase < parsed.num_phases(); ++phase) {
-    const std::vector<Bytes> received = dst;
     for (int rank = 0; rank < ranks; ++rank) {
       for (const jreshard::Copy& copy : parsed.copies(leaf, rank, phase)) {
-        const int src = copy.src_rank;
-        copy_naively(copy, phase ? received[src] : source_bytes(call, leaf, src, plan.src_bytes[kind][src]), dst[rank]);
+        copy_naively(copy, readable[copy.src_rank], dst[rank]);
       }
     }
+    readable = dst;
   }
   return dst;
 }

@@ -309,12 +309,22 @@ class FakeDriver {
     return left;
   }
 
+  // How many launches wait for their queues.
+  int held_up() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    int launches = 0;
+    for (const auto& [context, count] : held_up_) launches += count;
+    return launches;
+  }
+
   // For stand-ins of other libraries, which enqueue on the streams. What is enqueued runs with the lock held.
   std::mutex& mutex() { return mutex_; }
   bool has_room(Stream stream) const { return stream->queue.size() < queue_limit; }
 
   // How much work a stream takes ahead; who enqueues more waits. And the bytes of all devices together that are free.
   std::atomic<size_t> queue_limit{size_t(-1)};
+  // Whether others who call the driver in the same context wait too then.
+  std::atomic<bool> full_queues_hold_up{false};
   size_t memory = size_t(-1) / 2;
 
   bool queries_need_context = false;
@@ -331,6 +341,7 @@ class FakeDriver {
     std::unique_lock<std::mutex> lock(active_->mutex_);
     if (std::pair(function, active_->calls_[function]++) == active_->failing_) return kTold;
     if (stream && (contexts_.empty() || contexts_.back() != stream->context)) return kInvalidContext;
+    if (active_->full_queues_hold_up && !contexts_.empty()) active_->await_launches(lock, contexts_.back());
     if (stream) {
       CHECK(!stream->destroyed);
       active_->await_room(lock, stream);
@@ -338,7 +349,14 @@ class FakeDriver {
     return action();
   }
   void await_room(std::unique_lock<std::mutex>& lock, Stream stream) {
+    if (has_room(stream)) return;
+    ++held_up_[stream->context];
     CHECK(room_.wait_for(lock, std::chrono::seconds(60), [&] { return has_room(stream); }));
+    --held_up_[stream->context];
+    room_.notify_all();
+  }
+  void await_launches(std::unique_lock<std::mutex>& lock, Context context) {
+    CHECK(room_.wait_for(lock, std::chrono::seconds(60), [&] { return held_up_[context] == 0; }));
   }
   bool run_some(int most) {
     bool any = false;
@@ -427,6 +445,7 @@ class FakeDriver {
   std::map<DevicePtr, size_t> allocated_;
   FakeArenas arenas_;
   int pushed_ = 0;
+  std::map<Context, int> held_up_;
   std::map<std::string, int> calls_;
   std::pair<std::string, int> failing_;
 };

@@ -25,7 +25,7 @@ using jreshard::Descriptor;
 using jreshard::HostExchange;
 using jreshard::Message;
 using jreshard::Peers;
-using jreshard::Placement;
+using jreshard::ProcessMap;
 
 namespace {
 
@@ -58,7 +58,7 @@ struct Cluster {
     for (int process = 0; process < count; ++process) {
       peers.push_back(std::make_shared<Peers>(process));
       for (int other = 0; other < process; ++other) link(*peers[process], *peers[other]);
-      exchanges.push_back(table.exchange<HostExchange>(Placement{kKey, process_of, peers.back()}));
+      exchanges.push_back(table.exchange<HostExchange>(ProcessMap{kKey, process_of, peers.back()}));
     }
   }
   ~Cluster() {
@@ -386,7 +386,7 @@ struct Played {
 
   Played() {
     const Table table{1, {kSends, kSends, kReceives, kReceives}, {0}, {{{0, 2, 0, 0, 4, {}}, {1, 3, 0, 0, 4, {}}}}};
-    exchange = table.exchange<HostExchange>(Placement{kKey, {1, 0, 0, 1}, peers});
+    exchange = table.exchange<HostExchange>(ProcessMap{kKey, {1, 0, 0, 1}, peers});
     auto [to_played, played] = socket_pair();
     socket = std::move(played);
     timeval patience{60, 0};
@@ -668,7 +668,7 @@ struct Half {
   std::shared_ptr<HostExchange> exchange;
 
   Half(int process, Descriptor socket) : peers(std::make_shared<Peers>(process)) {
-    exchange = rows_to_columns().exchange<HostExchange>(Placement{kKey, {0, 1}, peers});
+    exchange = rows_to_columns().exchange<HostExchange>(ProcessMap{kKey, {0, 1}, peers});
     peers->connect(1 - process, std::move(socket), process_name(1 - process));
   }
 };

@@ -1,4 +1,4 @@
-#include "peer_link.h"
+#include "peer_socket.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -73,14 +73,14 @@ ssize_t send_some(int socket, const char* bytes, size_t size, int control_type =
 
 }  // namespace
 
-std::shared_ptr<PeerLink> PeerLink::start(Descriptor socket, int self, int peer, Events events) {
-  std::shared_ptr<PeerLink> link(new PeerLink(std::move(socket), self, peer, std::move(events)));
+std::shared_ptr<PeerSocket> PeerSocket::start(Descriptor socket, int self, int peer, Events events) {
+  std::shared_ptr<PeerSocket> link(new PeerSocket(std::move(socket), self, peer, std::move(events)));
   link->send_hello();
   std::thread([link] { link->loop(); }).detach();
   return link;
 }
 
-PeerLink::PeerLink(Descriptor socket, int self, int peer, Events events)
+PeerSocket::PeerSocket(Descriptor socket, int self, int peer, Events events)
     : socket_(std::move(socket)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       self_(self),
@@ -99,7 +99,7 @@ PeerLink::PeerLink(Descriptor socket, int self, int peer, Events events)
 }
 
 // The kernel vouches for the ids, and gives them as the receiver's namespaces see them.
-void PeerLink::send_hello() {
+void PeerSocket::send_hello() {
   const Hello hello{kMagic, kVersion, self_};
   const std::vector<char> frame = frame_of(&hello, sizeof hello, false);
   const ucred mine{getpid(), geteuid(), getegid()};
@@ -108,7 +108,7 @@ void PeerLink::send_hello() {
   end(sent < 0 ? system_error("could not be greeted") : "could not be greeted");
 }
 
-void PeerLink::send(std::vector<char> bytes, Descriptor attached) {
+void PeerSocket::send(std::vector<char> bytes, Descriptor attached) {
   if (bytes.size() > kMaxMessageBytes) throw std::length_error("a message to another process is too long");
   std::lock_guard<std::mutex> lock(mutex_);
   if (!ended_.empty()) return;
@@ -124,7 +124,7 @@ void PeerLink::send(std::vector<char> bytes, Descriptor attached) {
 }
 
 // With the lock held. Sends what the socket takes.
-void PeerLink::flush() {
+void PeerSocket::flush() {
   while (!outgoing_.empty() && ended_.empty()) {
     Outgoing& out = outgoing_.front();
     const int fd = out.attached.get();
@@ -147,23 +147,23 @@ void PeerLink::flush() {
   }
 }
 
-void PeerLink::close(const std::string& why) {
+void PeerSocket::close(const std::string& why) {
   end(why);
   wake();
 }
 
-void PeerLink::end(const std::string& why) {
+void PeerSocket::end(const std::string& why) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (ended_.empty()) ended_ = why;
 }
 
-void PeerLink::wake() {
+void PeerSocket::wake() {
   const uint64_t one = 1;
   // The one way to fail is that the counter is full, and then the thread wakes up anyway.
   [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
 }
 
-void PeerLink::loop() {
+void PeerSocket::loop() {
   std::string why;
   while (why.empty()) why = wait();
   end(why);
@@ -177,7 +177,7 @@ void PeerLink::loop() {
 }
 
 // Waits for something to do, and does it.
-std::string PeerLink::wait() {
+std::string PeerSocket::wait() {
   pollfd polled[2] = {{socket_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
   int64_t timeout_ms = -1;
   {
@@ -201,7 +201,7 @@ std::string PeerLink::wait() {
   return polled[0].revents & ~POLLOUT ? receive() : "";
 }
 
-std::string PeerLink::receive() {
+std::string PeerSocket::receive() {
   char bytes[64 << 10];
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(ucred)) + CMSG_SPACE(sizeof(int))];
   iovec part{bytes, sizeof bytes};
@@ -222,7 +222,7 @@ std::string PeerLink::receive() {
   return take_frames();
 }
 
-void PeerLink::keep_ancillary(msghdr& message) {
+void PeerSocket::keep_ancillary(msghdr& message) {
   for (cmsghdr* head = CMSG_FIRSTHDR(&message); head; head = CMSG_NXTHDR(&message, head)) {
     if (head->cmsg_level != SOL_SOCKET) continue;
     if (head->cmsg_type == SCM_RIGHTS) {
@@ -242,7 +242,7 @@ void PeerLink::keep_ancillary(msghdr& message) {
   }
 }
 
-std::string PeerLink::take_frames() {
+std::string PeerSocket::take_frames() {
   size_t at = 0;
   std::string why;
   while (why.empty() && incoming_.size() - at >= sizeof(FrameHeader)) {
@@ -277,7 +277,7 @@ std::string PeerLink::take_frames() {
   return why;
 }
 
-std::string PeerLink::greet(const char* bytes, size_t size) {
+std::string PeerSocket::greet(const char* bytes, size_t size) {
   Hello hello{};
   if (size == sizeof hello) std::memcpy(&hello, bytes, size);
   if (hello.magic != kMagic) return "did not introduce itself as jreshard does";

@@ -1,6 +1,6 @@
 // Tests of what connects two processes: the link, its messages, and reading the other's memory. Both ends are in this
 // process, which may read itself.
-#include "peer_link.h"
+#include "peer_socket.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -28,8 +28,8 @@ using jreshard::Copy;
 using jreshard::Descriptor;
 using jreshard::Dim;
 using jreshard::Message;
-using jreshard::PeerLink;
 using jreshard::PeerReader;
+using jreshard::PeerSocket;
 
 namespace {
 
@@ -37,7 +37,7 @@ namespace {
 class End {
  public:
   End(Descriptor socket, int self, int peer) {
-    PeerLink::Events events;
+    PeerSocket::Events events;
     events.greeted = [this](pid_t pid) {
       std::lock_guard<std::mutex> lock(mutex_);
       pid_ = pid;
@@ -55,7 +55,7 @@ class End {
       lost_.push_back(why);
       changed_.notify_all();
     };
-    link = PeerLink::start(std::move(socket), self, peer, std::move(events));
+    link = PeerSocket::start(std::move(socket), self, peer, std::move(events));
   }
   // The events above must not outlive this.
   ~End() {
@@ -80,7 +80,7 @@ class End {
   }
   std::vector<Descriptor>& attached() { return attached_; }
 
-  std::shared_ptr<PeerLink> link;
+  std::shared_ptr<PeerSocket> link;
 
  private:
   template <typename Ready>
@@ -110,13 +110,13 @@ void test_messages_come_in_order() {
   std::mt19937 random(1);
   for (int i = 0; i < 300; ++i) sent.emplace_back(random() % 5 ? random() % 100 : random() % 200'000, 'a' + i % 26);
   sent.emplace_back("");
-  sent.emplace_back(PeerLink::kMaxMessageBytes, 'z');
+  sent.emplace_back(PeerSocket::kMaxMessageBytes, 'z');
   for (const std::string& text : sent) pair.zero.send(text), pair.one.send(text);
   CHECK(pair.one.messages(sent.size()) == sent);
   CHECK(pair.zero.messages(sent.size()) == sent);
   bool refused = false;
   try {
-    pair.zero.send(std::string(PeerLink::kMaxMessageBytes + 1, 'z'));
+    pair.zero.send(std::string(PeerSocket::kMaxMessageBytes + 1, 'z'));
   } catch (const std::length_error&) {
     refused = true;
   }
@@ -164,7 +164,7 @@ void test_a_peer_that_does_not_read() {
   greet(theirs.get(), 1);
   end.pid();
   const auto start = std::chrono::steady_clock::now();
-  const std::string text(PeerLink::kMaxMessageBytes, 'x');
+  const std::string text(PeerSocket::kMaxMessageBytes, 'x');
   for (int i = 0; i < 80; ++i) end.send(text);
   CHECK_TEXT(end.lost(), "does not read what it is sent");
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(30));
@@ -196,7 +196,7 @@ void test_strangers() {
   Descriptor read_end(pipes[0]), write_end(pipes[1]);
   std::string error;
   try {
-    PeerLink::start(std::move(read_end), 0, 1, {});
+    PeerSocket::start(std::move(read_end), 0, 1, {});
   } catch (const std::invalid_argument& refused) {
     error = refused.what();
   }

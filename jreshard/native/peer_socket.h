@@ -17,7 +17,7 @@
 
 namespace jreshard {
 
-class PeerLink : public std::enable_shared_from_this<PeerLink> {
+class PeerSocket : public std::enable_shared_from_this<PeerSocket> {
  public:
   static constexpr size_t kMaxMessageBytes = 1 << 20;
 
@@ -32,7 +32,7 @@ class PeerLink : public std::enable_shared_from_this<PeerLink> {
   };
 
   // `self` and `peer` are the numbers of the two processes: a peer that gives another number is not listened to.
-  static std::shared_ptr<PeerLink> start(Descriptor socket, int self, int peer, Events events);
+  static std::shared_ptr<PeerSocket> start(Descriptor socket, int self, int peer, Events events);
 
   // Never blocks: what the peer does not take at once is queued. A peer that takes nothing for long is given up.
   // Nothing is sent before the peer has introduced itself. What is sent to a lost peer is dropped.
@@ -47,7 +47,7 @@ class PeerLink : public std::enable_shared_from_this<PeerLink> {
     Descriptor attached;
   };
 
-  PeerLink(Descriptor socket, int self, int peer, Events events);
+  PeerSocket(Descriptor socket, int self, int peer, Events events);
   void loop();
   // The next four return why the link has to end, or an empty string.
   std::string wait();

@@ -10,7 +10,7 @@
 namespace jreshard {
 
 // Without `peers` all ranks live in this process.
-struct Placement {
+struct ProcessMap {
   int64_t key = 0;              // of the plan, the same in all processes
   std::vector<int> process_of;  // [rank]
   std::shared_ptr<Peers> peers;
