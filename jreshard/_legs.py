@@ -129,7 +129,8 @@ class Senders:
             feeds = feeds.rows(self._concern(chosen, feeds, only))
         far = self._far(chosen, feeds.rows(feeds.near < 0), at, middle)
         near = self._near(chosen, feeds.rows(feeds.near >= 0), at, middle)
-        columns = zip(*((legs.piece, legs.src, legs.dst, legs.phase) for legs in [*far, *near]), strict=True)
+        parts = [Legs(*np.zeros((4, 0), np.int64)), *far, *near]
+        columns = zip(*((legs.piece, legs.src, legs.dst, legs.phase) for legs in parts), strict=True)
         return Legs(*(np.concatenate(column) for column in columns))
 
     def _concern(self, chosen: np.ndarray, feeds: Feeds, ranks: np.ndarray) -> np.ndarray:
@@ -141,6 +142,8 @@ class Senders:
         return concern
 
     def _far(self, chosen: np.ndarray, feeds: Feeds, at: np.ndarray, middle: np.ndarray) -> list[Legs]:
+        if not len(feeds.at):
+            return []
         piece, feed = feeds.of_pieces(at)
         src_box, u = self.pair.src_box[chosen[at[piece]]], middle[piece]
         direct = self.shares.direct[src_box]
@@ -166,6 +169,8 @@ class Senders:
         ]
 
     def _near(self, chosen: np.ndarray, feeds: Feeds, at: np.ndarray, middle: np.ndarray) -> list[Legs]:
+        if not len(feeds.at):
+            return []
         piece, feed = feeds.of_pieces(at)
         src_box = self.pair.src_box[chosen[at[piece]]]
         of, reader, owner_of, owner = near_readers(self.pair, src_box, feeds.group[feed])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from jreshard._layout import LayoutError, layout_of_sharding
-from jreshard._leaves import LeafErrors, Path, PathText, describe, match_shardings, paths_of
+from jreshard._leaves import FlatTree, LeafErrors, Path, PathText, describe, match_shardings
 from jreshard._paper import on_paper
 from jreshard._plan import Plan, Signature
 from jreshard._route import Leaf, Route, Target
@@ -39,20 +39,21 @@ def build_plan(
     """
     errors = LeafErrors("transfer" if executes else "plan")
     dtype = _floating(dtype)
-    sources = _read_sources(params, src_sharding, errors, executes)
-    pattern = alias_pattern(jax.tree.leaves(params))
+    given = FlatTree.of(params)
+    sources = _read_sources(given, src_sharding, errors, executes)
+    pattern = alias_pattern([x for _, x in given.leaves])
     applied: SourceTransform | None = None
-    out_tree, made, out_pattern = params, sources, pattern
+    out_tree, made, out_pattern = given, sources, pattern
     if transform is not None:
         errors.raise_any()
         applied = _apply(transform, params, cast(list[Source], sources), dtype, errors)
-        out_tree, made, out_pattern = applied.out_info, applied.sources, None
+        out_tree, made, out_pattern = FlatTree.of(applied.out_info), applied.sources, None
     targets = _targets(out_tree, made, out_pattern, dst_sharding, dtype, errors, executes)
     errors.raise_any()
-    signature = Signature(jax.tree.structure(params), tuple(cast(list[Source], sources)), pattern)
+    signature = Signature(given.structure, tuple(cast(list[Source], sources)), pattern)
     routes = _routes(targets)
     spread_out = spread(routes)
-    return Plan(signature, jax.tree.structure(out_tree), targets, routes, applied, replan, spread_out)
+    return Plan(signature, out_tree.structure, targets, routes, applied, replan, spread_out)
 
 
 def _floating(dtype: Any) -> Any:
@@ -66,14 +67,14 @@ def _floating(dtype: Any) -> Any:
     return dtype
 
 
-def _read_sources(params: Any, src_sharding: Any, errors: LeafErrors, executes: bool) -> list[Source | None]:
+def _read_sources(params: FlatTree, src_sharding: Any, errors: LeafErrors, executes: bool) -> list[Source | None]:
     """What each leaf is; `None` where that is a fault, noted in `errors`."""
     wanted = match_shardings(src_sharding, params, "src_sharding", errors)
     errors.raise_any()
     sources: list[Source | None] = []
     shardings = _Shardings(executes)
     alike: dict[tuple[int, int], Source] = {}  # models have many leaves of a kind, which share their descriptions
-    for (path, x), sharding in zip(jax.tree_util.tree_flatten_with_path(params)[0], wanted, strict=True):
+    for (path, x), sharding in zip(params.leaves, wanted, strict=True):
         source = alike.get((id(x), id(sharding)))
         if source is None:
             source = read_source(x, sharding, path, errors, structs=not executes)
@@ -103,7 +104,7 @@ def _apply(
 
 
 def _targets(
-    tree: Any,
+    tree: FlatTree,
     sources: Sequence[Source | None],
     pattern: tuple[int, ...] | None,
     dst_sharding: Any,
@@ -120,15 +121,20 @@ def _targets(
     shardings = _Shardings(executes)
     first: dict[Any, int] = {}
     text = PathText()
-    for i, (path, source, dst) in enumerate(zip(paths_of(tree), sources, wanted, strict=True)):
-        if not isinstance(dst, NamedSharding):
-            errors.add(path, f"dst_sharding is {dst}; expected a NamedSharding", kind=TypeError)
-        elif source is not None:
+    alike: dict[tuple[int, int], tuple[Any, ...]] = {}  # what targets share; their sources are kept alive by `sources`
+    for i, ((path, _), source, dst) in enumerate(zip(tree.leaves, sources, wanted, strict=True)):
+        if (shared := alike.get((id(source), id(dst)))) is None:
+            if not isinstance(dst, NamedSharding):
+                errors.add(path, f"dst_sharding is {dst}; expected a NamedSharding", kind=TypeError)
+                continue
+            if source is None:
+                continue
             shardings.check(source, dst, "is to go", path, errors)
-            same_as = first.setdefault((pattern[i], dst), i) if pattern and source.sharding else i
-            out_dtype = cast_floating(source.dtype, dtype)
-            target = Target(text.of(path), source.shape, out_dtype, source.sharding, source.dtype, dst, same_as)
-            targets.append(target)
+            shared = source.shape, cast_floating(source.dtype, dtype), source.sharding, source.dtype, dst
+            if not errors:
+                alike[id(source), id(dst)] = shared
+        same_as = first.setdefault((pattern[i], dst), i) if pattern and shared[2] else i
+        targets.append(Target(text.of(path), *shared, same_as))
     return targets
 
 
