@@ -92,6 +92,9 @@ class Turns:
         moves = plan_moves(*self._layouts, *self._ranks, rotation=self._rotation)
         return moves if only is None else moves.at(among(moves.src, only) | among(moves.dst, only))
 
+    def totals(self) -> None:
+        """Moves are few enough to be listed."""
+
     def flows(self) -> Iterator[Flows]:
         """The moves without their boxes."""
         yield flows_of(self.moves(), *self._layouts)

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jreshard._layout import AnyMesh, Layout, layout_of_sharding
 from jreshard._planner import Flows, Moves
+from jreshard._tally import Totals
 from jreshard._tables import copy_words, leaves_in_a_call, plan_words
 from jreshard._wire import Wire, wire_of
 
@@ -96,6 +97,9 @@ class Chooser(Protocol):
     def moves(self, only: Sequence[int] | np.ndarray | None = None) -> Moves:
         """All moves of the leaf; with `only`, those that read or write one of these ranks of the route."""
 
+    def totals(self) -> Totals | None:
+        """What the moves add up to, where that can be told without listing them."""
+
     def flows(self) -> Iterator[Flows]:
         """The moves without their boxes, in runs of bounded length."""
 
@@ -137,6 +141,10 @@ class LeafMoves:
 
     def _words_at(self, bits: int) -> np.ndarray | None:
         return copy_words(self.moves, self._kind.src, self._kind.dst, self._src_ranks, self._dst_ranks, bits)
+
+    def totals(self) -> Totals | None:
+        """What the moves add up to, where that can be told without listing them; not kept."""
+        return self._chooser.totals()
 
     def flows(self) -> Iterator[Flows]:
         """The moves without their boxes, in runs of bounded length; not kept."""
