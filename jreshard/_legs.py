@@ -127,7 +127,7 @@ class Senders:
         """
         if only is not None:
             feeds = feeds.rows(self._concern(chosen, feeds, only))
-        far = self._far(chosen, feeds.rows(feeds.near < 0), at, middle)
+        far = self._far(chosen, feeds.rows(feeds.near < 0), at, middle, only)
         near = self._near(chosen, feeds.rows(feeds.near >= 0), at, middle)
         parts = [Legs(*np.zeros((4, 0), np.int64)), *far, *near]
         columns = zip(*((legs.piece, legs.src, legs.dst, legs.phase) for legs in parts), strict=True)
@@ -141,7 +141,9 @@ class Senders:
         concern: np.ndarray = near | held | (self.shares.direct[src_box] < WHOLE)
         return concern
 
-    def _far(self, chosen: np.ndarray, feeds: Feeds, at: np.ndarray, middle: np.ndarray) -> list[Legs]:
+    def _far(
+        self, chosen: np.ndarray, feeds: Feeds, at: np.ndarray, middle: np.ndarray, only: np.ndarray | None
+    ) -> list[Legs]:
         if not len(feeds.at):
             return []
         piece, feed = feeds.of_pieces(at)
@@ -159,14 +161,17 @@ class Senders:
         passer = np.zeros(len(at), np.int64)
         passer[piece[first]] = entry[first]  # read only where one domain alone is first
         sender = np.where(first, self.pair.src.holders[src_box, holder], passer[piece])
+        arriving = Legs(piece, sender, entry, np.where(first, 0, 1))
+        if only is not None:
+            here = among(groups.domain[group], self.pair.dst.domain[only])
+            group, taken_in = group[here], arriving.rows(here)
+            arriving = arriving.rows(here | among(sender, only))
+        else:
+            taken_in = arriving
         of, member = groups.members(group)
         fellow = groups.rank[member]
-        other = fellow != entry[of]
-        of, fellow = of[other], fellow[other]
-        return [
-            Legs(piece, sender, entry, np.where(first, 0, 1)),
-            Legs(piece[of], entry[of], fellow, np.where(first[of], 1, 2)),
-        ]
+        of, fellow = of[other := fellow != taken_in.dst[of]], fellow[other]
+        return [arriving, Legs(taken_in.piece[of], taken_in.dst[of], fellow, taken_in.phase[of] + 1)]
 
     def _near(self, chosen: np.ndarray, feeds: Feeds, at: np.ndarray, middle: np.ndarray) -> list[Legs]:
         if not len(feeds.at):

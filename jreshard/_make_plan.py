@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from jreshard._layout import LayoutError, layout_of_sharding
+from jreshard._layout import AnyMesh, LayoutError, layout_of_sharding
 from jreshard._leaves import FlatTree, LeafErrors, Path, PathText, describe, match_shardings
 from jreshard._paper import on_paper
 from jreshard._plan import Plan, Signature
@@ -158,6 +158,7 @@ class _Shardings:
         self._executes = executes
         self._faults: dict[tuple[tuple[int, ...], NamedSharding], str | None] = {}
         self._fine: dict[tuple[int, int], tuple[Source, NamedSharding]] = {}  # by the very objects, kept alive
+        self._meshes: dict[AnyMesh, str | None] = {}
 
     def check(self, source: Source, sharding: NamedSharding, how: str, path: Path, errors: LeafErrors) -> None:
         """Notes in `errors` why a leaf cannot be on `sharding`, if it cannot."""
@@ -165,30 +166,33 @@ class _Shardings:
             return
         key = source.shape, sharding
         if key not in self._faults:
-            self._faults[key] = _fault(*key, self._executes)
+            self._faults[key] = self._mesh_fault(sharding.mesh) or _layout_fault(*key)
         if (fault := self._faults[key]) is not None:
             errors.add(path, f"{how} on {describe(sharding)}: {fault}")
         else:
             self._fine[id(source), id(sharding)] = source, sharding
 
-
-def _fault(shape: tuple[int, ...], sharding: NamedSharding, executes: bool) -> str | None:
-    fault = _sharding_fault(sharding, executes)
-    if fault is None:
-        try:
-            layout_of_sharding(shape, sharding)
-        except LayoutError as error:
-            fault = str(error)
-    return fault
+    def _mesh_fault(self, mesh: AnyMesh) -> str | None:
+        if mesh not in self._meshes:
+            self._meshes[mesh] = _mesh_fault(mesh, self._executes)
+        return self._meshes[mesh]
 
 
-def _sharding_fault(sharding: NamedSharding, executes: bool) -> str | None:
-    if not isinstance(sharding.mesh, Mesh):
+def _layout_fault(shape: tuple[int, ...], sharding: NamedSharding) -> str | None:
+    try:
+        layout_of_sharding(shape, sharding)
+    except LayoutError as error:
+        return str(error)
+    return None
+
+
+def _mesh_fault(mesh: AnyMesh, executes: bool) -> str | None:
+    if not isinstance(mesh, Mesh):
         return "the mesh is abstract; expected one with devices" if executes else None
-    if sharding.mesh.size == 0:
+    if mesh.size == 0:
         return "the mesh has no devices"
-    if len(set(sharding.mesh.devices.flat)) < sharding.mesh.size:
+    if len(set(mesh.devices.flat)) < mesh.size:
         return "the mesh has a device twice"
-    if executes and on_paper(sharding.mesh):
+    if executes and on_paper(mesh):
         return "the mesh's devices exist only on paper; expected ones that can hold arrays"
     return None
