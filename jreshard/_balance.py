@@ -3,7 +3,9 @@
 What is decided here holds for all leaves of a kind: shares of bytes, not boxes. `_pattern` turns shares into boxes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,20 +73,34 @@ class Balance:
         """Settles the network first, then the links within domains."""
         far = [source.filling for source in self._sources.values()]
         near = [source.near_filling for source in self._sources.values()]
-        ports, ranks = np.zeros(placement.num_ports, np.int64), np.zeros(len(placement.domain), np.int64)
-        entering = settle([target.filling for target in self._targets.values()], ports)
-        leaving = settle(far, ports)
-        received, passed_on = ranks.copy(), ranks.copy()
-        for target in self._targets.values():
-            target.add_near_loads(received, passed_on)
-        near_leaving = settle(near, passed_on)
+        faster = max(1, round(topology.nvlink / topology.nic))
+        leaving = settle(far, np.zeros(placement.num_ports, np.int64))
+        # Evenly by card, unless ranks that have a card to themselves would then have too much to pass on.
+        intake = self._take_in(placement, near, by_card=True)
+        if placement.num_ports < len(placement.domain):
+            by_rank = self._take_in(placement, near, by_card=False)
+            if by_rank.slowest(faster) < intake.slowest(faster):
+                intake = by_rank
+            else:
+                self._take_in(placement, near, by_card=True)
+        entering, received, passed_on, near_leaving = intake
         # No link need be less loaded than the one that takes longest anyway: what needs no relay goes without.
         network_limit = max(largest(entering), largest(leaving))
         near_limit = max(largest(received), largest(near_leaving))
-        faster = max(1, round(topology.nvlink / topology.nic))
         self._settle_network(placement, max(network_limit, near_limit // faster))
         settle_below(near, passed_on, max(near_limit, network_limit * faster))
         self._fullest = max(network_limit, near_limit // faster), max(near_limit, network_limit * faster)
+
+    def _take_in(self, placement: Placement, near: Sequence[Filling], *, by_card: bool) -> "_Intake":
+        """Settles who takes in what enters each domain: evenly over the cards there, or over the ranks."""
+        for target in self._targets.values():
+            target.by_card = by_card
+        settle([target.filling for target in self._targets.values()], np.zeros(len(placement.domain), np.int64))
+        entering = np.zeros(placement.num_ports, np.int64)
+        received, passed_on = np.zeros((2, len(placement.domain)), np.int64)
+        for target in self._targets.values():
+            target.add_loads(placement, entering, received, passed_on)
+        return _Intake(entering, received, passed_on, settle(near, passed_on))
 
     def _settle_network(self, placement: Placement, limit: int) -> None:
         """Decides how much the holders send to every domain, and how much is passed on by domains that have it.
@@ -101,12 +117,12 @@ class Balance:
             relayed = self._relayed(placement)
             fullest = largest(level + relayed)
             if best is None or fullest < best[0]:
-                best = fullest, [(filling.extra, filling.poured) for filling in far]
+                best = fullest, [filling.state for filling in far]
             if fullest <= limit:
                 break
         if best is not None:
-            for filling, (extra, poured) in zip(far, best[1], strict=True):
-                filling.extra, filling.poured = extra, poured
+            for filling, state in zip(far, best[1], strict=True):
+                filling.state = state
 
     def _relayed(self, placement: Placement) -> np.ndarray:
         """`int64[ports]`: what each card passes on to other domains."""
@@ -129,6 +145,26 @@ class Balance:
         return out
 
 
+class _Intake(NamedTuple):
+    """What links carry of what domains take in.
+
+    Attributes:
+        entering: `int64[ports]`, what each card receives.
+        received: `int64[ranks]`, what each rank receives within its domain.
+        passed_on: `int64[ranks]`, what it passes on there of what it took in.
+        near_leaving: `int64[ranks]`, all that it sends there.
+    """
+
+    entering: np.ndarray
+    received: np.ndarray
+    passed_on: np.ndarray
+    near_leaving: np.ndarray
+
+    def slowest(self, faster: int) -> int:
+        """The fullest link in bytes of one within a domain, of which it carries `faster` times as many as a card."""
+        return max(largest(self.entering) * faster, largest(self.received), largest(self.near_leaving))
+
+
 class _Source:
     """What the holders of a division send."""
 
@@ -147,19 +183,34 @@ class _Source:
 
 
 class _Target:
-    """What the ranks of a division take in."""
+    """What the ranks of a division take in.
+
+    Attributes:
+        by_card: whether what enters is shared out over cards, or over ranks.
+    """
 
     def __init__(self, needs: TargetNeeds, placement: Placement, unit: int) -> None:
         self._groups, table = needs.division.groups, needs.division.groups.table
-        ports = np.where(table >= 0, placement.port[np.maximum(table, 0)], -1)
+        cards = np.where(table >= 0, placement.port[np.maximum(table, 0)], -1)
         self.entering, self._near = -(-needs.entering // unit), -(-needs.near // unit)
-        self.filling = Filling(ports, self.entering, self.entering, placement.num_ports)
+        self.by_card = True
+        self._by_card, self._by_rank = (
+            Filling(bins, self.entering, self.entering, len(placement.domain)) for bins in (cards, table)
+        )
 
-    def add_near_loads(self, received: np.ndarray, passed_on: np.ndarray) -> None:
-        """Adds what each rank receives within its domain, and what it passes on there of what it took in."""
+    @property
+    def filling(self) -> Filling:
+        """Shares out what enters."""
+        return self._by_card if self.by_card else self._by_rank
+
+    def add_loads(
+        self, placement: Placement, entering: np.ndarray, received: np.ndarray, passed_on: np.ndarray
+    ) -> None:
+        """Adds what each card takes in, and what each rank receives and passes on within its domain."""
         groups = self._groups
         of, member = groups.members(np.arange(len(groups.size)))
         taken = self.filling.poured[of, member - groups.first[of]]
+        np.add.at(entering, placement.port[groups.rank[member]], taken)
         np.add.at(received, groups.rank[member], self.entering[of] - taken)
         np.add.at(passed_on, groups.rank[member], taken * (groups.size[of] - 1))
         received += self._near
