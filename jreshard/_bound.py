@@ -110,6 +110,8 @@ def _near(spread: Spread) -> float:
     """
     placement, topology = spread.placement, spread.topology
     num_ranks = len(placement.domain)
+    if not num_ranks:
+        return 0.0
     fillings = [
         Filling(source.division.groups.table, source.near_least, source.near_least, num_ranks)
         for source in spread.needs.sources.values()

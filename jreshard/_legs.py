@@ -7,6 +7,7 @@ import numpy as np
 from jreshard._balance import Balance
 from jreshard._divisions import Pair
 from jreshard._filling import WHOLE
+from jreshard._needs import passers
 from jreshard._planner import among, ranges
 from jreshard._shares import Shares, positions, split
 
@@ -43,18 +44,23 @@ class Feeds:
         group: `int64[feeds]`, of the destination's groups.
         near: `int64[feeds]`, the source's group in the same domain that holds it; -1 where none does.
         position: `int64[feeds]`, how many of the same overlap and kind (near or far) come before.
+        passing: `int64[feeds]`, how many before it pass the same overlap on to other domains; -1 where it does not.
         domains: `int64[chosen overlaps]`, the far feeds of each.
+        passers: `int64[chosen overlaps]`, those of them that pass it on.
     """
 
     at: np.ndarray
     group: np.ndarray
     near: np.ndarray
     position: np.ndarray
+    passing: np.ndarray
     domains: np.ndarray
+    passers: np.ndarray
 
     def rows(self, keep: np.ndarray) -> "Feeds":
         """Those where `keep` is true."""
-        return Feeds(self.at[keep], self.group[keep], self.near[keep], self.position[keep], self.domains)
+        columns = (column[keep] for column in (self.at, self.group, self.near, self.position, self.passing))
+        return Feeds(*columns, self.domains, self.passers)
 
     def of_pieces(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Pairs (piece, feed), given the overlap of each piece."""
@@ -63,14 +69,18 @@ class Feeds:
         return np.repeat(np.arange(len(at)), count), ranges(begin, count)
 
 
-def feeds_of(pair: Pair, chosen: np.ndarray) -> Feeds:
-    """The feeds of some overlaps."""
+def feeds_of(pair: Pair, chosen: np.ndarray, may_pass: np.ndarray) -> Feeds:
+    """The feeds of some overlaps; `may_pass` tells the groups that pass on to other domains, if others do not."""
     at, group = pair.dst.groups.of_boxes(pair.dst_box[chosen])
     near = pair.src.group_at[pair.src_box[chosen[at]], pair.dst.groups.domain[group]].astype(np.int64)
     position = np.empty_like(at)
     for kind in (near < 0, near >= 0):
         position[kind] = positions(at[kind])
-    return Feeds(at, group, near, position, np.bincount(at[near < 0], minlength=len(chosen)))
+    (far,) = np.nonzero(near < 0)
+    passes, count = passers(at[far], may_pass[group[far]], len(chosen))
+    passing = np.full_like(at, -1)
+    passing[far[passes]] = positions(at[far[passes]])
+    return Feeds(at, group, near, position, passing, np.bincount(at[far], minlength=len(chosen)), count)
 
 
 class Senders:
@@ -79,8 +89,8 @@ class Senders:
     The bytes of an overlap are thought of as laid out from 0 to `WHOLE`; a piece is known by its middle.
 
     What crosses the network is sent by the holders to every domain that wants it in the first part, as long as the
-    source's `direct` share. In the rest each domain in turn has an interval that it alone gets from the holders and
-    passes on to the other domains. In either, the ranks of a domain have intervals, as `entries` says, which they take
+    source's `direct` share. In the rest each domain that passes on has an interval in turn that it alone gets from the
+    holders and passes on to the other domains. In either, the ranks of a domain have intervals, as `entries` says, which they take
     in and pass on to their fellows. Where a destination box has many overlaps, each of these is passed on by some of
     the domains only, which makes fewer pieces. What holders in the domain send is divided alike: in the first part they
     send to each rank that reads it; in the rest each reader in turn has an interval that it alone gets and passes on.
@@ -89,7 +99,7 @@ class Senders:
     def __init__(self, pair: Pair, balance: Balance) -> None:
         self.pair, self.shares = pair, balance.sources(pair.src)
         self.holders, self.near_holders = Shares(self.shares.cuts), Shares(self.shares.near_cuts)
-        self.entries = Shares(balance.entries(pair.dst))
+        self.entries, self.may_pass = Shares(balance.entries(pair.dst)), balance.may_pass(pair.dst)
 
     @property
     def options(self) -> tuple[int, int]:
@@ -107,10 +117,10 @@ class Senders:
         groups = self.pair.dst.groups
         return np.bincount(groups.box, groups.size).astype(np.int64)
 
-    def parts(self, domains: np.ndarray) -> np.ndarray:
-        """How many of the domains that want an overlap pass it on, each its part."""
+    def parts(self, passers: np.ndarray) -> np.ndarray:
+        """How many of the domains that pass on do so with an overlap, each with its part."""
         fewest = self.pair.fewest[1]  # together, so many overlaps of a box come to all domains often enough
-        parts: np.ndarray = np.minimum(domains, -(-_OFTEN * domains // fewest))
+        parts: np.ndarray = np.minimum(passers, -(-_OFTEN * passers // fewest))
         return parts
 
     def legs(
@@ -150,11 +160,11 @@ class Senders:
         src_box, u = self.pair.src_box[chosen[at[piece]]], middle[piece]
         direct = self.shares.direct[src_box]
         is_direct = u < direct
-        domains, overlap = feeds.domains[at[piece]], chosen[at[piece]]
-        parts = self.parts(domains)
+        count, overlap = feeds.passers[at[piece]], chosen[at[piece]]
+        parts = self.parts(count)
         turn, within = split(u - direct, WHOLE - direct, parts)
         within = np.where(is_direct, u * WHOLE // np.maximum(direct, 1), within)
-        first = is_direct | (feeds.position[feed] == (turn + parts * self.pair.place[overlap]) % domains)
+        first = is_direct | (feeds.passing[feed] == (turn + parts * self.pair.place[overlap]) % count)
         groups, group = self.pair.dst.groups, feeds.group[feed]
         entry = groups.rank[groups.first[group] + self.entries.at(group, within)]
         holder = self.holders.turned_at(src_box, within, feeds.position[feed])

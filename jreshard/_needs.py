@@ -114,6 +114,21 @@ def feeds(pair: Pair) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield chosen[at], group
 
 
+def passers(overlap: np.ndarray, may: np.ndarray, overlaps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Who passes an overlap on to other domains: those that may, or all where none may.
+
+    Args:
+        overlap: `int64[feeds]`, of feeds across the network; sorted.
+        may: `bool[feeds]`.
+        overlaps: how many there are.
+
+    Returns:
+        `bool[feeds]`, whether each passes on; `int64[overlaps]`, how many do.
+    """
+    passes = may | (np.bincount(overlap, may, overlaps) == 0)[overlap]
+    return passes, np.bincount(overlap[passes], minlength=overlaps)
+
+
 def _add_near(
     pair: Pair,
     source: SourceNeeds,

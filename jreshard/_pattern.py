@@ -108,7 +108,8 @@ class Pattern:
         shares = self._senders.shares
         for part in (*self.pair.src.key, *self.pair.dst.key):
             digest.update(part if isinstance(part, bytes) else repr(part).encode())
-        for table in (shares.cuts, shares.direct, shares.near_cuts, shares.near_direct, self._senders.entries.cuts):
+        tables = shares.cuts, shares.direct, shares.near_cuts, shares.near_direct
+        for table in (*tables, self._senders.entries.cuts, self._senders.may_pass):
             digest.update(table.tobytes())
 
     @cached_property
@@ -135,7 +136,7 @@ class Pattern:
     def _sample_cuts(self) -> np.ndarray:
         count = len(self.pair.src_box)
         sample = np.linspace(0, count - 1, min(_SAMPLE, count)).astype(np.int64)
-        return self._cuts(sample, feeds_of(self.pair, sample))
+        return self._cuts(sample, feeds_of(self.pair, sample, self._senders.may_pass))
 
     def whole_after(self, leaves: int) -> bool:
         """Whether the overlaps of so many leaves are enough for shares to come out even without any being split."""
@@ -194,7 +195,7 @@ class Pattern:
         """The feeds and the cuts; kept for the next leaf, which is most often asked for the same overlaps."""
         key = chosen.tobytes()
         if self._kept is None or self._kept[0] != key:
-            feeds = feeds_of(self.pair, chosen)
+            feeds = feeds_of(self.pair, chosen, self._senders.may_pass)
             self._kept = key, feeds, self._cuts(chosen, feeds)
         _, feeds, cuts = self._kept
         if cuts.size + len(feeds.at) > _MANY:
@@ -227,16 +228,16 @@ class Pattern:
     def _cuts(self, chosen: np.ndarray, feeds: Feeds) -> np.ndarray:
         """`int64[overlaps, cuts]`: wherever something changes along the bytes of an overlap; unsorted."""
         near = self._near_cuts(chosen, feeds.rows(feeds.near >= 0))
-        return np.concatenate([_ends(len(chosen)), *self._far_cuts(chosen, feeds.domains), *near], axis=1)
+        return np.concatenate([_ends(len(chosen)), *self._far_cuts(chosen, feeds.passers), *near], axis=1)
 
-    def _far_cuts(self, chosen: np.ndarray, domains: np.ndarray) -> list[np.ndarray]:
-        if not domains.any():
+    def _far_cuts(self, chosen: np.ndarray, passers: np.ndarray) -> list[np.ndarray]:
+        if not passers.any():
             return []
         senders, src_box = self._senders, self.pair.src_box[chosen]
         entries, holders = self._entry_cuts[self.pair.dst_box[chosen]], senders.holders
         within = np.concatenate([entries, holders.turned_cuts[holders.kind[src_box]]], axis=1)
-        parts = _in_parts(within, senders.shares.direct[src_box], senders.parts(domains))
-        return [np.where(domains[:, None] > 0, cuts, 0) for cuts in parts]
+        parts = _in_parts(within, senders.shares.direct[src_box], senders.parts(passers))
+        return [np.where(passers[:, None] > 0, cuts, 0) for cuts in parts]
 
     @cached_property
     def _entry_cuts(self) -> np.ndarray:
