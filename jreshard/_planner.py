@@ -43,6 +43,11 @@ class Moves:
         return Moves(self.src[rows], self.dst[rows], self.start[rows], self.stop[rows], self.phase[rows])
 
 
+def no_moves() -> Moves:
+    """What a value of the host, or an array without elements, needs."""
+    return Moves(*np.zeros((2, 0), np.int64), *np.zeros((2, 0, 0), np.int64), np.zeros(0, np.int64))
+
+
 @dataclass(frozen=True)
 class Flows:
     """Moves without their boxes, one row a move.
