@@ -1,5 +1,7 @@
 """Reads what the caller hands over, and builds the plan or says all that is wrong with it."""
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -16,6 +18,11 @@ from jreshard._sources import Source, alias_pattern, lies_elsewhere, read_source
 from jreshard._spread import Spread, take_turns
 from jreshard._transform import SourceTransform, Transform, cast_floating, device_sets
 from jreshard._wire import UNUSABLE
+
+
+# What is computed with in 64 bits stays exact below these.
+_LARGEST_ARRAY = 1 << 45  # elements
+_LARGEST_PLAN = 1 << 60  # bytes on all destination devices together
 
 
 def build_plan(
@@ -52,6 +59,7 @@ def build_plan(
     errors.raise_any()
     signature = Signature(given.structure, tuple(cast(list[Source], sources)), pattern)
     routes = _routes(targets)
+    _check_size(routes)
     spread_out = spread(routes)
     return Plan(signature, out_tree.structure, targets, routes, applied, replan, spread_out)
 
@@ -151,6 +159,17 @@ def _routes(targets: Sequence[Target]) -> list[Route]:
     return [Route(src_mesh, dst_mesh, leaves) for (src_mesh, dst_mesh), leaves in groups.items()]
 
 
+def _check_size(routes: Sequence[Route]) -> None:
+    """Refuses plans whose bytes cannot be counted."""
+    total = 0
+    for route in routes:
+        counts = Counter(route.kind_of)
+        for i, kind in enumerate(route.kinds):
+            total += math.prod(kind.dst.shard_shape) * len(route.dst_devices) * kind.wire.bits // 8 * counts[i]
+    if total > _LARGEST_PLAN:
+        raise ValueError(f"plan: all destination shards together have {total} bytes; expected {_LARGEST_PLAN} at most")
+
+
 class _Shardings:
     """Checks where leaves lie or go, each combination of shape and sharding once."""
 
@@ -179,6 +198,8 @@ class _Shardings:
 
 
 def _layout_fault(shape: tuple[int, ...], sharding: NamedSharding) -> str | None:
+    if math.prod(shape) > _LARGEST_ARRAY:
+        return f"it has {math.prod(shape)} elements (shape {shape}); expected {_LARGEST_ARRAY} at most"
     try:
         layout_of_sharding(shape, sharding)
     except LayoutError as error:

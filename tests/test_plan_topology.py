@@ -177,6 +177,22 @@ def test_plans_are_the_same_every_time(case):
     assert third.fingerprint != one.fingerprint
 
 
+@pytest.mark.parametrize("ranks_per_nic", [1, 2])
+def test_the_largest_arrays_are_counted_exactly(ranks_per_nic):
+    """Three holders, shares that are not even, and the most elements that a plan takes."""
+    size = 3 << 43
+    src, dst = named(paper(range(6), a=2, b=3), "a"), named(paper(range(6, 14), dp=4, tp=2), "tp")
+    topology = dataclasses.replace(SMALL, domain_size=3, ranks_per_nic=ranks_per_nic)
+    plan = jreshard.plan({"w": struct(size), "v": struct(6, size // 6)}, src, dst, topology=topology)
+    for leaf in range(2):
+        moves = plan.moves(leaf)
+        assert all(a < b for move in moves for a, b in zip(move.start, move.stop, strict=True))
+        assert sum(move.nbytes for move in moves) == 4 * 2 * size
+        assert sum(math.prod(b - a for a, b in zip(m.start, m.stop, strict=True)) for m in moves) == 4 * size
+    assert plan.nbytes == plan.traffic.sum() == plan.lower_bound == 2 * 4 * 2 * size
+    assert 1 <= plan.figures.over_bound < 1.2
+
+
 # --- balance ---------------------------------------------------------------------------------------------------------
 
 
