@@ -104,7 +104,7 @@ def _arriving(spread: Spread) -> float:
 
 
 def _near(spread: Spread) -> float:
-    """Seconds until what domains hold and want has left its holders there, or entered by the cards of those who want it.
+    """Seconds until what domains hold and want has left its holders there, or entered by cards of who wants it.
 
     Sets of holders are tried as in `_cut`, those of each domain by themselves.
     """
@@ -126,7 +126,7 @@ def _near(spread: Spread) -> float:
         np.add.at(confined, last, filling.least)
     total, count = _running(confined, placement.domain[fullest_first])
     readers = np.unique(np.concatenate([target.division.ranks for target in spread.needs.targets.values()]))
-    cards, first = np.unique(placement.port[readers], return_index=True)
+    _, first = np.unique(placement.port[readers], return_index=True)
     cards_of = np.bincount(placement.domain[readers[first]], minlength=int(placement.domain.max()) + 1)
     either = count * topology.nvlink + cards_of[placement.domain[fullest_first]] * topology.nic
     return float(np.max(total / either, initial=0.0))

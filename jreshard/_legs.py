@@ -59,8 +59,10 @@ class Feeds:
 
     def rows(self, keep: np.ndarray) -> "Feeds":
         """Those where `keep` is true."""
-        columns = (column[keep] for column in (self.at, self.group, self.near, self.position, self.passing))
-        return Feeds(*columns, self.domains, self.passers)
+        at, group, near, position, passing = (
+            column[keep] for column in (self.at, self.group, self.near, self.position, self.passing)
+        )
+        return Feeds(at, group, near, position, passing, self.domains, self.passers)
 
     def of_pieces(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Pairs (piece, feed), given the overlap of each piece."""
@@ -90,10 +92,11 @@ class Senders:
 
     What crosses the network is sent by the holders to every domain that wants it in the first part, as long as the
     source's `direct` share. In the rest each domain that passes on has an interval in turn that it alone gets from the
-    holders and passes on to the other domains. In either, the ranks of a domain have intervals, as `entries` says, which they take
-    in and pass on to their fellows. Where a destination box has many overlaps, each of these is passed on by some of
-    the domains only, which makes fewer pieces. What holders in the domain send is divided alike: in the first part they
-    send to each rank that reads it; in the rest each reader in turn has an interval that it alone gets and passes on.
+    holders and passes on to the other domains. In either, the ranks of a domain have intervals, as `entries` says,
+    which they take in and pass on to their fellows. Where a destination box has many overlaps, each of these is passed
+    on by some of the domains only, which makes fewer pieces. What holders in the domain send is divided alike: in the
+    first part they send to each rank that reads it; in the rest each reader in turn has an interval that it alone gets
+    and passes on.
     """
 
     def __init__(self, pair: Pair, balance: Balance) -> None:

@@ -19,7 +19,6 @@ from jreshard._spread import Spread, take_turns
 from jreshard._transform import SourceTransform, Transform, cast_floating, device_sets
 from jreshard._wire import UNUSABLE
 
-
 # What is computed with in 64 bits stays exact below these.
 _LARGEST_ARRAY = 1 << 45  # elements
 _LARGEST_PLAN = 1 << 60  # bytes on all destination devices together
@@ -129,20 +128,22 @@ def _targets(
     shardings = _Shardings(executes)
     first: dict[Any, int] = {}
     text = PathText()
-    alike: dict[tuple[int, int], tuple[Any, ...]] = {}  # what targets share; their sources are kept alive by `sources`
+    alike: dict[tuple[int, int], Target] = {}  # by the very objects, which `sources` and `wanted` keep alive
     for i, ((path, _), source, dst) in enumerate(zip(tree.leaves, sources, wanted, strict=True)):
-        if (shared := alike.get((id(source), id(dst)))) is None:
+        if (first_alike := alike.get((id(source), id(dst)))) is None:
             if not isinstance(dst, NamedSharding):
                 errors.add(path, f"dst_sharding is {dst}; expected a NamedSharding", kind=TypeError)
                 continue
             if source is None:
                 continue
             shardings.check(source, dst, "is to go", path, errors)
-            shared = source.shape, cast_floating(source.dtype, dtype), source.sharding, source.dtype, dst
+            out_dtype = cast_floating(source.dtype, dtype)
+            first_alike = Target("", source.shape, out_dtype, source.sharding, source.dtype, dst, i)
             if not errors:
-                alike[id(source), id(dst)] = shared
-        same_as = first.setdefault((pattern[i], dst), i) if pattern and shared[2] else i
-        targets.append(Target(text.of(path), *shared, same_as))
+                alike[id(source), id(dst)] = first_alike
+        _, shape, out_dtype, src, src_dtype, to, _ = first_alike
+        same_as = first.setdefault((pattern[i], to), i) if pattern and src else i
+        targets.append(Target(text.of(path), shape, out_dtype, src, src_dtype, to, same_as))
     return targets
 
 

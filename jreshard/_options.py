@@ -21,14 +21,16 @@ class Options:
 
     def __init__(self, bins: np.ndarray) -> None:
         self.count = (bins >= 0).sum(axis=1)
+        self._column = np.broadcast_to(np.arange(bins.shape[1]), bins.shape)
+        self._alone = True
         rank = np.where(bins >= 0, bins, _NONE)
         order = np.argsort(rank, axis=1, kind="stable")
         ordered = np.take_along_axis(rank, order, axis=1)
         new = np.diff(ordered, axis=1, prepend=-1) != 0
         if new[ordered < _NONE].all():
-            self.bins, self.usable, self._column = np.maximum(bins, 0), bins >= 0, None
+            self.bins, self.usable = np.maximum(bins, 0), bins >= 0
             return
-        self._column = np.empty_like(bins)
+        self._alone, self._column = False, np.empty_like(bins)
         np.put_along_axis(self._column, order, np.cumsum(new, axis=1) - 1, axis=1)
         first = np.maximum.accumulate(np.where(new, np.arange(bins.shape[1]), 0), axis=1)
         self._place = np.empty_like(bins)  # of each option, among those that share its bin
@@ -39,7 +41,7 @@ class Options:
 
     def shared_out(self, values: np.ndarray) -> np.ndarray:
         """`int64[groups, options]`: what is in a bin in equal parts for the options that share it."""
-        if self._column is None:
+        if self._alone:
             return values
         total, of = (np.take_along_axis(table, self._column, axis=1) for table in (values, self._sharing))
         out: np.ndarray = total // of + (self._place < total % of)
@@ -48,7 +50,7 @@ class Options:
     @cached_property
     def _sharing(self) -> np.ndarray:
         """`int64[groups, different bins]`: how many options share each."""
-        out = np.zeros_like(self.bins)
+        out: np.ndarray = np.zeros_like(self.bins)
         np.add.at(out, (np.arange(len(out))[:, None], self._column), 1)
         return out
 

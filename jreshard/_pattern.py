@@ -167,10 +167,8 @@ class Pattern:
         """For adding up moves without listing them; `None` where they have to be."""
         return None if self.classes is None else Tally(self._senders, self.classes)
 
-    def all_pieces(
-        self, window: Window, grid: Grid
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-        """The pieces of a leaf, where there is a tally for them: overlap, middle of the share, begin and end in elements."""
+    def all_pieces(self, window: Window, grid: Grid) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """The pieces of a leaf, where there is a tally for them: overlap, middle of the share, begin, end."""
         most = 1 if self.classes is None else self.classes.most
         step = max(1, _ROWS // (most * max(1, self.pieces // window.count)))
         for first in range(0, len(self.pair.src_box), step):

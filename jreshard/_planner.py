@@ -45,7 +45,8 @@ class Moves:
 
 def no_moves() -> Moves:
     """What a value of the host, or an array without elements, needs."""
-    return Moves(*np.zeros((2, 0), np.int64), *np.zeros((2, 0, 0), np.int64), np.zeros(0, np.int64))
+    column, boxes = np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
+    return Moves(column, column, boxes, boxes, column)
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from jax.sharding import Mesh, NamedSharding
 
 from jreshard._layout import AnyMesh, Layout, layout_of_sharding
 from jreshard._planner import Flows, Moves
-from jreshard._tally import Totals
 from jreshard._tables import copy_words, leaves_in_a_call, plan_words
+from jreshard._tally import Totals
 from jreshard._wire import Wire, wire_of
 
 
-class Leaf(NamedTuple):  # models have tens of thousands, and a frozen dataclass takes four times as long to make
+@dataclass(slots=True)  # not frozen: models have tens of thousands, and those take four times as long to make
+class Leaf:
     """One array of the tree that moves.
 
     Attributes:
@@ -37,7 +38,7 @@ class Leaf(NamedTuple):  # models have tens of thousands, and a frozen dataclass
     dst: NamedSharding
 
 
-class Target(NamedTuple):
+class Target(NamedTuple):  # for the same reason
     """Where one leaf of the result comes from and goes to.
 
     Attributes:

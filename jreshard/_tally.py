@@ -1,8 +1,9 @@
 """What the links carry for a leaf, without listing its moves, where they are too many and much alike.
 
-Where no domain holds any of what it wants, and nothing is passed on from domain to domain, what a domain takes in depends
-on little: on its ranks' shares, and on which holder its turn begins with. Domains that agree in these are of a *class*;
-one of them is worked out for all. Time then grows with the overlaps, not with overlaps times the ranks that want them.
+Where no domain holds any of what it wants, and nothing is passed on from domain to domain, what a domain takes in
+depends on little: on its ranks' shares, and on which holder its turn begins with. Domains that agree in these are of a
+*class*; one of them is worked out for all. Time then grows with the overlaps, not with overlaps times the ranks that
+want them.
 """
 
 import math

@@ -36,7 +36,7 @@ def one_sender_loads(spread: Spread) -> Loads:
 
 
 def _near_readers(pair: Pair, sender: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs (overlap, rank that wants it) where the rank is in the domain of the overlap's sender, or holds it itself."""
+    """Pairs (overlap, rank that wants it) where the rank is in the domain of its sender, or holds it itself."""
     domain, groups = pair.dst.domain, pair.dst.groups
     group = pair.dst.group_at[pair.dst_box, domain[sender]]
     (fed,) = np.nonzero(group >= 0)
