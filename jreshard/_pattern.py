@@ -277,7 +277,7 @@ def _merged(hops: Hops) -> Hops:
         return hops
     ranks = int(max(hops.src.max(initial=0), hops.dst.max(initial=0))) + 1
     way = ((hops.overlap * ranks + hops.dst) * ranks + hops.src) * PHASES + hops.phase
-    order = np.lexsort((hops.begin, way))
+    order = np.argsort(way, kind="stable")  # those of one way are in order of begin
     overlap, src, dst, phase, begin, end = (
         column[order] for column in (hops.overlap, hops.src, hops.dst, hops.phase, hops.begin, hops.end)
     )
