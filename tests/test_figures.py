@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from IPython.core.formatters import DisplayFormatter
 from jax.sharding import Mesh
 from oracle import named
 
@@ -186,7 +185,8 @@ def test_drawn_with_nothing_to_show():
 
 
 def test_shown_in_a_notebook_that_has_not_imported_pyplot(plan):
-    shown, _ = DisplayFormatter().format(plan.plot())
+    formatters = pytest.importorskip("IPython.core.formatters")
+    shown, _ = formatters.DisplayFormatter().format(plan.plot())
     assert shown["image/png"].startswith(b"\x89PNG")
 
 
