@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import json
 import math
+import os
 import platform
 import random
 import resource
@@ -226,23 +227,28 @@ def wide_models() -> dict[str, Any]:
 # --- many devices ----------------------------------------------------------------------------------------------------
 
 
+def _fsdp_to_replicas(sources: int, targets: int) -> tuple[dict[str, int], dict[str, int]]:
+    return {"fsdp": sources // 8, "tp": 8}, {"dp": targets // 8, "tp": 8}
+
+
 def big_plans() -> dict[str, Any]:
     """CPU seconds of planning for 1,024 and for 4,096 devices a side."""
+    deepseek = "deepseek-v3", {"dp": 8, "fsdp": 128}, {"dp": 128, "tp": 8}, False
+    qwen = "qwen3.8-2.4t-a95b"
     cases = {
-        "deepseek-v3, one array a weight, 1024 -> 1024": (
-            "deepseek-v3", {"dp": 8, "fsdp": 128}, {"dp": 128, "tp": 8}, False,
-        ),
-        "qwen3.8-2.4t-a95b, stacked, 1024 -> 1024": (
-            "qwen3.8-2.4t-a95b", {"fsdp": 128, "tp": 8}, {"dp": 128, "tp": 8}, True,
-        ),
-        "qwen3.8-2.4t-a95b, stacked, 4096 -> 4096": (
-            "qwen3.8-2.4t-a95b", {"fsdp": 512, "tp": 8}, {"dp": 512, "tp": 8}, True,
+        "deepseek-v3, one array a weight, 1024 -> 1024": (*deepseek, "h100-8"),
+        "deepseek-v3, one array a weight, 1024 -> 1024, gb200-72": (*deepseek, "gb200-72"),
+        f"{qwen}, stacked, 1024 -> 1024": (qwen, *_fsdp_to_replicas(1024, 1024), True, "h100-8"),
+        f"{qwen}, stacked, 4096 -> 4096": (qwen, *_fsdp_to_replicas(4096, 4096), True, "h100-8"),
+        f"{qwen}, stacked, 4096 -> 4096, gb200-72": (qwen, *_fsdp_to_replicas(4096, 4096), True, "gb200-72"),
+        f"{qwen}, stacked, 256 -> 1024 (passed on between domains)": (
+            qwen, *_fsdp_to_replicas(256, 1024), True, "h100-8",
         ),
     }  # fmt: skip
     out = {}
-    for label, (name, src, dst, stacked) in cases.items():
+    for label, (name, src, dst, stacked, links) in cases.items():
         case = model_case(name, src, dst, stacked=stacked)
-        topology = Topology.preset("h100-8")
+        topology = Topology.preset(links)
         seconds = {}
         start = time.process_time()
         plan = jreshard.plan(*case, topology=topology)
@@ -268,6 +274,12 @@ def big_plans() -> dict[str, Any]:
     return out
 
 
+def cpu_name() -> str:
+    """The processor's name as Linux gives it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
 def main() -> None:
     """Runs the parts asked for and writes what they found."""
     parser = argparse.ArgumentParser()
@@ -276,6 +288,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=10_000)
     args = parser.parse_args()
     out: dict[str, Any] = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+    out["host"] = f"{os.cpu_count()} x {cpu_name()}"
     out["versions"] = {"jax": jax.__version__, "jreshard": jreshard.__version__, "python": platform.python_version()}
     if args.only in (None, "big"):
         out["big"] = big_plans()

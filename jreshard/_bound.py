@@ -36,13 +36,13 @@ def lower_bound(spread: Spread) -> Bound:
     needs, topology = spread.needs, spread.topology
     network_in, network_out = _entering(spread), max(_leaving(spread), _sent(spread))
     nvlink_in, nvlink_out = _confined_in(needs), _confined_out(spread)
-    lacking = _lacking(spread)
     candidates = [
         (network_in / topology.nic, "what domains want and do not hold must enter through the network cards there"),
         (network_out / topology.nic, "what other domains want must leave through the network cards of its holders"),
         (nvlink_in / topology.nvlink, "what no other domain has must reach each rank within its domain"),
         (nvlink_out / topology.nvlink, "what no other domain has must leave its holders within their domain"),
-        (lacking / (topology.nvlink + topology.nic), "what a rank lacks must reach it by one of its two links"),
+        (_arriving(spread), "what ranks lack must reach them by their links within the domain or by their card"),
+        (_near(spread), "what a domain holds must leave its holders within it, or enter it once more by its cards"),
     ]
     seconds, reason = max(candidates)
     return Bound(seconds, reason, network_in, network_out, nvlink_in, nvlink_out)
@@ -89,15 +89,55 @@ def _confined_out(spread: Spread) -> int:
     return _cut(fillings, num_ranks)
 
 
-def _lacking(spread: Spread) -> int:
-    """The most that any rank lacks, from near and from afar."""
-    lacking = np.zeros(len(spread.placement.domain), np.int64)
+def _arriving(spread: Spread) -> float:
+    """Seconds until all ranks that share a card, or some of them, have what they lack, from near and from afar."""
+    placement, topology = spread.placement, spread.topology
+    lacking = np.zeros(len(placement.domain), np.int64)
     for target in spread.needs.targets.values():
         groups = target.division.groups
         of, member = groups.members(np.arange(len(groups.size)))
         np.add.at(lacking, groups.rank[member], target.entering[of])
         lacking += target.near
-    return largest(lacking)
+    most_first = np.lexsort((-lacking, placement.port))
+    total, count = _running(lacking[most_first], placement.port[most_first])
+    return float(np.max(total / (count * topology.nvlink + topology.nic), initial=0.0))
+
+
+def _near(spread: Spread) -> float:
+    """Seconds until what domains hold and want has left its holders there, or entered by cards of who wants it.
+
+    Sets of holders are tried as in `_cut`, those of each domain by themselves.
+    """
+    placement, topology = spread.placement, spread.topology
+    num_ranks = len(placement.domain)
+    if not num_ranks:
+        return 0.0
+    fillings = [
+        Filling(source.division.groups.table, source.near_least, source.near_least, num_ranks)
+        for source in spread.needs.sources.values()
+    ]
+    level = settle(fillings, np.zeros(num_ranks, np.int64))
+    fullest_first = np.lexsort((-level, placement.domain))
+    place = np.empty(num_ranks, np.int64)
+    place[fullest_first] = np.arange(num_ranks)
+    confined = np.zeros(num_ranks, np.int64)  # by the place of the least full rank that each group may use
+    for filling in fillings:
+        last = num_ranks - 1 - filling.emptiest(num_ranks - 1 - place)
+        np.add.at(confined, last, filling.least)
+    total, count = _running(confined, placement.domain[fullest_first])
+    readers = np.unique(np.concatenate([target.division.ranks for target in spread.needs.targets.values()]))
+    _, first = np.unique(placement.port[readers], return_index=True)
+    cards_of = np.bincount(placement.domain[readers[first]], minlength=int(placement.domain.max()) + 1)
+    either = count * topology.nvlink + cards_of[placement.domain[fullest_first]] * topology.nic
+    return float(np.max(total / either, initial=0.0))
+
+
+def _running(values: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Running totals and counts within runs of equal groups."""
+    first = np.append(True, np.diff(group) != 0)[: len(group)]
+    begin = np.maximum.accumulate(np.where(first, np.arange(len(group)), 0))
+    total = np.cumsum(values)
+    return total - (total - values)[begin], np.arange(len(group)) - begin + 1
 
 
 def _cut(fillings: list[Filling], num_bins: int) -> int:

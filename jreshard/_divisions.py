@@ -185,6 +185,31 @@ class Pair:
         per_source, per_target = (int(np.min(count)) if count.size else 1 for count in counts)
         return per_source, per_target
 
+    def near(self, overlaps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where a domain holds what it wants: place in `overlaps`, the source's group and the destination's."""
+        by_source = int(np.diff(self.src.groups.first_of_box).max(initial=0)) <= self.most_feeds
+        one, other = (self.src, self.dst) if by_source else (self.dst, self.src)
+        boxes = (self.src_box, self.dst_box) if by_source else (self.dst_box, self.src_box)
+        at, ours = one.groups.of_boxes(boxes[0][overlaps])
+        theirs = other.group_at[boxes[1][overlaps[at]], one.groups.domain[ours]].astype(np.int64)
+        at, ours, theirs = (column[theirs >= 0] for column in (at, ours, theirs))
+        return (at, ours, theirs) if by_source else (at, theirs, ours)
+
+    def overlap_of(self, src_boxes: np.ndarray, dst_boxes: np.ndarray) -> np.ndarray:
+        """`int64[boxes]`: the overlap of each source box with each destination box, or -1."""
+        if not len(self.src_box):
+            return np.full(len(src_boxes), -1)
+        code = self.src_box * math.prod(self.dst.parts) + self.dst_box
+        order = np.argsort(code)
+        wanted = src_boxes * math.prod(self.dst.parts) + dst_boxes
+        found = order[np.minimum(np.searchsorted(code, wanted, sorter=order), len(code) - 1)]
+        return np.where(code[found] == wanted, found, -1)
+
+    @property
+    def most_feeds(self) -> int:
+        """The domains that want a box, at most."""
+        return int(np.diff(self.dst.groups.first_of_box).max(initial=0))
+
     def of_ranks(self, ranks: Sequence[int] | np.ndarray) -> np.ndarray:
         """The overlaps that one of these ranks may read or write."""
         src, dst = self.src.box[ranks], self.dst.box[ranks]

@@ -1,23 +1,30 @@
 """Why the boxes of a leaf come from where they come from, in words."""
 
 import math
-from collections import Counter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from jreshard._layout import AnyMesh, layout_of_sharding
+from jreshard._planner import Moves
 from jreshard._render import human_bytes
 
 if TYPE_CHECKING:
-    from jreshard._plan import Move, Plan
+    from jreshard._plan import Plan
 
 _RANKS_SHOWN = 2
-_MOVES_SHOWN = 24
+_BOXES_SHOWN = 4  # of a rank, for each reason
 
 
-def explain(plan: "Plan", leaf: str | int) -> str:
-    """See `Plan.explain`."""
-    moves = plan.moves(leaf)
-    index = leaf if isinstance(leaf, int) else next(i for i, t in enumerate(plan.targets) if t.path == leaf)
+def explain(plan: "Plan", index: int, moves: Moves, nbytes: np.ndarray) -> str:
+    """See `Plan.explain`.
+
+    Args:
+        plan: the plan.
+        index: the place of the leaf.
+        moves: its moves, ranks numbered as in the plan.
+        nbytes: `int64[moves]`.
+    """
     target = plan.targets[index]
     lines = [f"{target.path}: {target.dtype}{list(target.shape)}"]
     if target.src is None:
@@ -28,48 +35,67 @@ def explain(plan: "Plan", leaf: str | int) -> str:
     ]
     if target.same_as != index:
         lines.append(f"  the same array as {plan.targets[target.same_as].path}, which moves once")
-    if not moves:
+    if not len(moves):
         return "\n".join([*lines, "  nothing to move: it has no elements"])
     layout = layout_of_sharding(target.shape, target.src)
-    holders = len(layout.part_of) // math.prod(layout.parts)
-    reasons = Counter[str]()
-    nbytes = Counter[str]()
-    for move in moves:
-        reason = _reason(plan, move, holders)
-        reasons[reason] += 1
-        nbytes[reason] += move.nbytes
-    lines += [f"  {count:,} boxes, {human_bytes(nbytes[reason])}: {reason}" for reason, count in reasons.items()]
-    for rank in sorted({move.dst_rank for move in moves})[:_RANKS_SHOWN]:
-        lines += _of_rank(plan, rank, [move for move in moves if move.dst_rank == rank], holders)
+    texts = _reasons(len(layout.part_of) // math.prod(layout.parts), plan.domains is not None)
+    reason = _reason_of(moves, plan.domains)
+    lines += [f"  {_summed(nbytes[reason == r])}: {texts[r]}" for r in _in_order(reason)]
+    ranks = np.unique(moves.dst)
+    for rank in ranks[:_RANKS_SHOWN].tolist():
+        (own,) = np.nonzero(moves.dst == rank)
+        lines.append(f"  rank {rank} ({plan.devices[rank]}) gets")
+        for r in _in_order(reason[own]):
+            rows = own[reason[own] == r]
+            lines.append(f"    {_summed(nbytes[rows])}: {texts[r]}")
+            lines += _boxes(moves.at(rows))
+    if len(ranks) > _RANKS_SHOWN:
+        lines.append(f"  … and {len(ranks) - _RANKS_SHOWN:,} more ranks get theirs")
     return "\n".join(lines)
 
 
-def _of_rank(plan: "Plan", rank: int, moves: "list[Move]", holders: int) -> list[str]:
-    lines = [f"  rank {rank} ({plan.devices[rank]}) gets"]
-    for move in moves[:_MOVES_SHOWN]:
-        box = ", ".join(f"{a}:{b}" for a, b in zip(move.start, move.stop, strict=True))
-        when = f" in phase {move.phase}" if move.phase else ""
-        lines.append(f"    [{box}] from rank {move.src_rank}{when}: {_reason(plan, move, holders)}")
-    if len(moves) > _MOVES_SHOWN:
-        lines.append(f"    … and {len(moves) - _MOVES_SHOWN:,} more boxes")
+def _boxes(moves: Moves) -> list[str]:
+    """The first of some boxes, one a line, and how many more there are."""
+    lines = []
+    first = moves.at(np.arange(min(len(moves), _BOXES_SHOWN)))
+    columns = (column.tolist() for column in (first.src, first.start, first.stop, first.phase))
+    for src, start, stop, phase in zip(*columns, strict=True):
+        box = ", ".join(f"{a}:{b}" for a, b in zip(start, stop, strict=True))
+        lines.append(f"      [{box}] from rank {src}" + (f" in phase {phase}" if phase else ""))
+    if len(moves) > _BOXES_SHOWN:
+        rest = moves.src[_BOXES_SHOWN:]
+        senders = len(np.unique(rest))
+        lines.append(f"      … and {len(rest):,} more from {senders:,} rank{'s' if senders > 1 else ''}")
     return lines
 
 
-def _reason(plan: "Plan", move: "Move", holders: int) -> str:
-    domain = plan.domains
+def _reason_of(moves: Moves, domains: np.ndarray | None) -> np.ndarray:
+    """`int64[moves]`: which of `_reasons` holds for each."""
+    local = moves.src == moves.dst
+    near = np.zeros_like(local) if domains is None else domains[moves.src] == domains[moves.dst]
+    out: np.ndarray = np.where(local, 0, 1 + 2 * (moves.phase > 0) + near)
+    return out
+
+
+def _reasons(holders: int, placed: bool) -> list[str]:
     held_by = "the one rank that holds it" if holders == 1 else f"one of the {holders} ranks that hold it"
-    if move.src_rank == move.dst_rank:
-        return "the device holds it already"
-    if domain is None:
-        return f"from {held_by}" + (", which take turns" if holders > 1 else "")
-    near = bool(domain[move.src_rank] == domain[move.dst_rank])
-    if move.phase == 0:
-        if near:
-            return f"from {held_by}, in the same domain"
-        return f"no rank of the domain holds it: once over the network, from {held_by}"
-    if near:
-        return "passed on within the domain by the rank that took it in"
-    return "passed on by another domain, so that its holders have less to send"
+    taken = f"from {held_by}" + (", which take turns" if holders > 1 else "")
+    return [
+        "the device holds it already",
+        f"no rank of the domain holds it: once over the network, from {held_by}" if placed else taken,
+        f"from {held_by}, in the same domain",
+        "passed on by another domain, so that its holders have less to send",
+        "passed on within the domain by the rank that took it in",
+    ]
+
+
+def _in_order(reason: np.ndarray) -> list[int]:
+    """The different ones, in order of appearance."""
+    return list(dict.fromkeys(reason.tolist()))
+
+
+def _summed(nbytes: np.ndarray) -> str:
+    return f"{len(nbytes):,} box{'' if len(nbytes) == 1 else 'es'}, {human_bytes(int(nbytes.sum()))}"
 
 
 def _mesh(mesh: AnyMesh) -> str:

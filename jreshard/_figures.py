@@ -8,8 +8,7 @@ import numpy as np
 from jreshard._bound import Bound, lower_bound
 from jreshard._cost import Link, Prediction, busiest, predict
 from jreshard._loads import LINKS, Loads
-from jreshard._planner import Flows
-from jreshard._route import LeafMoves, Route, ranks_of
+from jreshard._route import Route, ranks_of
 from jreshard._spread import Spread
 from jreshard._topology import Topology
 from jreshard._usual import gather_and_broadcast_seconds, one_sender_loads
@@ -86,17 +85,15 @@ def figures_of(routes: Sequence[Route], spread: Spread, loads: Loads) -> Figures
 
 def add_loads(routes: Sequence[Route], loads: Loads) -> None:
     """Adds what all leaves of the routes move."""
-    for in_plan, template, flows, times in all_flows(routes):
-        nbytes = flows.elements * template.wire.bits // 8
-        loads.add(in_plan[flows.src], in_plan[flows.dst], flows.phase, nbytes, times=times, strided=flows.strided)
-
-
-def all_flows(routes: Sequence[Route]) -> Iterator[tuple[np.ndarray, LeafMoves, Flows, int]]:
-    """Runs of flows: the plan's ranks of the route's, the template, the flows, and how many leaves they serve."""
     for route, in_plan in numbered(routes):
         for template, times in zip(route.templates, route.uses.tolist(), strict=True):
+            if (totals := template.totals()) is not None:
+                loads.add_totals(totals, template.wire.bits, times)
+                continue
             for flows in template.flows():
-                yield in_plan, template, flows, times
+                nbytes = flows.elements * template.wire.bits // 8
+                ends = in_plan[flows.src], in_plan[flows.dst]
+                loads.add(*ends, flows.phase, nbytes, times=times, strided=flows.strided)
 
 
 def numbered(routes: Sequence[Route]) -> Iterator[tuple[Route, np.ndarray]]:
@@ -108,7 +105,9 @@ def numbered(routes: Sequence[Route]) -> Iterator[tuple[Route, np.ndarray]]:
 def traffic_of(routes: Sequence[Route], num_ranks: int) -> np.ndarray:
     """`int64[ranks, ranks]`: bytes that go from rank (row) to rank (column); the diagonal stays on the device."""
     out = np.zeros(num_ranks * num_ranks, np.int64)
-    for in_plan, template, flows, times in all_flows(routes):
-        nbytes = flows.elements * template.wire.bits // 8 * times
-        np.add.at(out, in_plan[flows.src] * num_ranks + in_plan[flows.dst], nbytes)
+    for route, in_plan in numbered(routes):
+        for template, times in zip(route.templates, route.uses.tolist(), strict=True):
+            for flows in template.flows():
+                nbytes = flows.elements * template.wire.bits // 8 * times
+                np.add.at(out, in_plan[flows.src] * num_ranks + in_plan[flows.dst], nbytes)
     return out.reshape(num_ranks, num_ranks)

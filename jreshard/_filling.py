@@ -2,9 +2,10 @@
 process comes to the same result on every machine."""
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
+
+from jreshard._options import Options
 
 WHOLE = 1 << 16  # fractions are in units of 1 / WHOLE
 _ROUND = 512  # shares that are not equal are multiples of 1 / _ROUND
@@ -57,10 +58,10 @@ class Filling:
     """
 
     def __init__(self, bins: np.ndarray, least: np.ndarray, most: np.ndarray, num_bins: int) -> None:
-        self._bins, self._usable, self._num_bins = np.maximum(bins, 0), bins >= 0, num_bins
+        self._options, self._num_bins = Options(bins), num_bins
         self.least, self.most = least, most
         self.extra = np.zeros(len(least), np.int64)
-        self.poured = np.zeros_like(bins)
+        self._in_bins = np.zeros_like(self._options.bins)  # by different bin
 
     @property
     def amount(self) -> np.ndarray:
@@ -69,39 +70,54 @@ class Filling:
         return out
 
     @property
+    def poured(self) -> np.ndarray:
+        """`int64[groups, options]`: what each option has."""
+        return self._options.shared_out(self._in_bins)
+
+    @property
+    def state(self) -> tuple[np.ndarray, np.ndarray]:
+        """What filling has come to, for setting it again."""
+        return self.extra, self._in_bins
+
+    @state.setter
+    def state(self, state: tuple[np.ndarray, np.ndarray]) -> None:
+        self.extra, self._in_bins = state
+
+    @property
     def load(self) -> np.ndarray:
         """`int64[bins]`: what is in each bin from these groups."""
-        load = np.bincount(self._bins[self._usable], self.poured[self._usable], self._num_bins)
+        usable = self._options.usable
+        load = np.bincount(self._options.bins[usable], self._in_bins[usable], self._num_bins)
         return load.astype(np.int64)
 
     def fill(self, level: np.ndarray) -> None:
-        """Shares the amounts out anew, over bins that are `level` full already."""
-        if self._bins.shape[1] == 1:
-            self.poured = self.amount[:, None]
-            return
-        poured = water_fill(level[self._bins], self.amount, self._usable)
-        if self._crowded:  # groups that pour at once into the same bins overshoot; half-way they meet
-            poured = (poured + self.poured) // 2
-            poured[:, 0] += self.amount - poured.sum(axis=1)
-            if (poured < 0).any():
-                poured = water_fill(level[self._bins], self.amount, self._usable)
-        self.poured = poured
+        """Shares the amounts out anew, over bins that are `level` full already.
 
-    @cached_property
-    def _crowded(self) -> bool:
-        """Whether some bin may be used by several groups."""
-        row, column = np.nonzero(self._usable)
-        used = np.unique(np.stack([self._bins[row, column], row]), axis=1)
-        return bool(len(np.unique(used[0])) < used.shape[1])
+        Groups that use the same bin take turns, each over what the others have poured.
+        """
+        bins, usable, amount = self._options.bins, self._options.usable, self.amount
+        if bins.shape[1] == 1:
+            self._in_bins = amount[:, None]
+            return
+        if len(self._options.rounds) == 1:
+            self._in_bins = water_fill(level[bins], amount, usable)
+            return
+        level, poured = level + self.load, self._in_bins.copy()
+        for groups in self._options.rounds:
+            rest = level[bins[groups]] - poured[groups]
+            poured[groups] = water_fill(rest, amount[groups], usable[groups])
+            level[bins[groups][usable[groups]]] = (rest + poured[groups])[usable[groups]]
+        self._in_bins = poured
 
     def fullest(self, level: np.ndarray) -> np.ndarray:
         """`int64[groups]`: how full the fullest bin is that each group has poured into."""
-        out: np.ndarray = np.where(self.poured > 0, level[self._bins], 0).max(axis=1, initial=0)
+        out: np.ndarray = np.where(self._in_bins > 0, level[self._options.bins], 0).max(axis=1, initial=0)
         return out
 
     def emptiest(self, order: np.ndarray) -> np.ndarray:
         """`int64[groups]`: the least `order[bin]` among the bins that each group may use."""
-        out: np.ndarray = np.where(self._usable, order[self._bins], _FULL).min(axis=1, initial=_FULL)
+        options = self._options
+        out: np.ndarray = np.where(options.usable, order[options.bins], _FULL).min(axis=1, initial=_FULL)
         return out
 
     def fractions(self, fullest: int) -> np.ndarray:
@@ -110,12 +126,12 @@ class Filling:
         Shares are equal where that makes next to no difference to bins that are `fullest` full, and round otherwise:
         fewer different shares are fewer places where boxes are split. Groups that pour nothing have equal shares.
         """
-        size = np.maximum(self._usable.sum(axis=1), 1)[:, None]
-        even = even_cuts(size[:, 0], self.poured.shape[1])
-        total = self.poured.sum(axis=1)[:, None]
-        ends = (np.cumsum(self.poured, axis=1) * _ROUND + total // 2) // np.maximum(total, 1) * (WHOLE // _ROUND)
+        poured, size = self.poured, np.maximum(self._options.count, 1)[:, None]
+        even = even_cuts(size[:, 0], poured.shape[1])
+        total = poured.sum(axis=1)[:, None]
+        ends = (np.cumsum(poured, axis=1) * _ROUND + total // 2) // np.maximum(total, 1) * (WHOLE // _ROUND)
         ends = np.concatenate([np.zeros((len(size), 1), np.int64), ends], axis=1)
-        excess = np.where(self._usable, np.abs(self.poured - total // size), 0).max(axis=1, initial=0)
+        excess = np.where(np.arange(poured.shape[1]) < size, np.abs(poured - total // size), 0).max(axis=1, initial=0)
         alike = (excess <= np.maximum(fullest, total[:, 0]) // 1024) | (total[:, 0] == 0)
         return np.where(alike[:, None], even, ends)
 

@@ -1,6 +1,7 @@
 """Trees of arrays and prefix trees of shardings: leaves, their paths, and errors that name them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -53,6 +54,26 @@ def paths_of(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Pa
     return [path for path, _ in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]]
 
 
+@dataclass(frozen=True)
+class FlatTree:
+    """A tree with its leaves, flattened once: for models with many leaves each time counts.
+
+    Attributes:
+        tree: the tree.
+        leaves: the key path and the value of each leaf, in the order of `jax.tree.leaves`.
+        structure: its structure.
+    """
+
+    tree: Any
+    leaves: list[tuple[Path, Any]]
+    structure: Any
+
+    @staticmethod
+    def of(tree: Any) -> "FlatTree":
+        """Flattens a tree."""
+        return FlatTree(tree, *jax.tree_util.tree_flatten_with_path(tree))
+
+
 class PathText:
     """Key paths as `keystr` writes them, each key once: models have far more leaves than keys."""
 
@@ -70,7 +91,7 @@ class PathText:
             return keystr(path)
 
 
-def match_shardings(prefix: Any, tree: Any, name: str, errors: LeafErrors) -> list[Sharding | None]:
+def match_shardings(prefix: Any, tree: FlatTree, name: str, errors: LeafErrors) -> list[Sharding | None]:
     """One sharding a leaf of `tree`, from a sharding or a prefix tree of them.
 
     Containers match by their keys, so that a `dict` of shardings fits a `FrozenDict` or an `nnx.State` of weights.
@@ -82,11 +103,11 @@ def match_shardings(prefix: Any, tree: Any, name: str, errors: LeafErrors) -> li
         name: what the caller calls `prefix`.
         errors: where mismatches are noted.
     """
-    given, structure = _flatten(prefix)
-    if structure == _flatten(tree)[1] and all(isinstance(sharding, Sharding) for sharding in given):
+    given, structure = jax.tree.flatten(prefix)
+    if structure == tree.structure and all(issubclass(kind, Sharding) for kind in set(map(type, given))):
         return given
     out: list[Sharding | None] = []
-    _match(prefix, tree, (), name, errors, out)
+    _match(prefix, tree.tree, (), name, errors, out)
     return out
 
 
@@ -111,11 +132,6 @@ def _match(prefix: Any, tree: Any, path: Path, name: str, errors: LeafErrors, ou
         keys = _keys_of(tree)
         for key, child in wanted.items():
             _match(given[key], child, (*path, keys[key]), name, errors, out)
-
-
-def _flatten(tree: Any) -> tuple[list[Any], Any]:
-    leaves, structure = jax.tree.flatten(tree)
-    return leaves, structure
 
 
 def match_structure(given: Any, wanted: Any, names: tuple[str, str], errors: LeafErrors, path: Path = ()) -> None:

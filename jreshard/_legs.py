@@ -7,6 +7,7 @@ import numpy as np
 from jreshard._balance import Balance
 from jreshard._divisions import Pair
 from jreshard._filling import WHOLE
+from jreshard._needs import passers
 from jreshard._planner import among, ranges
 from jreshard._shares import Shares, positions, split
 
@@ -43,18 +44,25 @@ class Feeds:
         group: `int64[feeds]`, of the destination's groups.
         near: `int64[feeds]`, the source's group in the same domain that holds it; -1 where none does.
         position: `int64[feeds]`, how many of the same overlap and kind (near or far) come before.
+        passing: `int64[feeds]`, how many before it pass the same overlap on to other domains; -1 where it does not.
         domains: `int64[chosen overlaps]`, the far feeds of each.
+        passers: `int64[chosen overlaps]`, those of them that pass it on.
     """
 
     at: np.ndarray
     group: np.ndarray
     near: np.ndarray
     position: np.ndarray
+    passing: np.ndarray
     domains: np.ndarray
+    passers: np.ndarray
 
     def rows(self, keep: np.ndarray) -> "Feeds":
         """Those where `keep` is true."""
-        return Feeds(self.at[keep], self.group[keep], self.near[keep], self.position[keep], self.domains)
+        at, group, near, position, passing = (
+            column[keep] for column in (self.at, self.group, self.near, self.position, self.passing)
+        )
+        return Feeds(at, group, near, position, passing, self.domains, self.passers)
 
     def of_pieces(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Pairs (piece, feed), given the overlap of each piece."""
@@ -63,14 +71,18 @@ class Feeds:
         return np.repeat(np.arange(len(at)), count), ranges(begin, count)
 
 
-def feeds_of(pair: Pair, chosen: np.ndarray) -> Feeds:
-    """The feeds of some overlaps."""
+def feeds_of(pair: Pair, chosen: np.ndarray, may_pass: np.ndarray) -> Feeds:
+    """The feeds of some overlaps; `may_pass` tells the groups that pass on to other domains, if others do not."""
     at, group = pair.dst.groups.of_boxes(pair.dst_box[chosen])
     near = pair.src.group_at[pair.src_box[chosen[at]], pair.dst.groups.domain[group]].astype(np.int64)
     position = np.empty_like(at)
     for kind in (near < 0, near >= 0):
         position[kind] = positions(at[kind])
-    return Feeds(at, group, near, position, np.bincount(at[near < 0], minlength=len(chosen)))
+    (far,) = np.nonzero(near < 0)
+    passes, count = passers(at[far], may_pass[group[far]], len(chosen))
+    passing = np.full_like(at, -1)
+    passing[far[passes]] = positions(at[far[passes]])
+    return Feeds(at, group, near, position, passing, np.bincount(at[far], minlength=len(chosen)), count)
 
 
 class Senders:
@@ -79,17 +91,18 @@ class Senders:
     The bytes of an overlap are thought of as laid out from 0 to `WHOLE`; a piece is known by its middle.
 
     What crosses the network is sent by the holders to every domain that wants it in the first part, as long as the
-    source's `direct` share. In the rest each domain in turn has an interval that it alone gets from the holders and
-    passes on to the other domains. In either, the ranks of a domain have intervals, as `entries` says, which they take
-    in and pass on to their fellows. Where a destination box has many overlaps, each of these is passed on by some of
-    the domains only, which makes fewer pieces. What holders in the domain send is divided alike: in the first part they
-    send to each rank that reads it; in the rest each reader in turn has an interval that it alone gets and passes on.
+    source's `direct` share. In the rest each domain that passes on has an interval in turn that it alone gets from the
+    holders and passes on to the other domains. In either, the ranks of a domain have intervals, as `entries` says,
+    which they take in and pass on to their fellows. Where a destination box has many overlaps, each of these is passed
+    on by some of the domains only, which makes fewer pieces. What holders in the domain send is divided alike: in the
+    first part they send to each rank that reads it; in the rest each reader in turn has an interval that it alone gets
+    and passes on.
     """
 
     def __init__(self, pair: Pair, balance: Balance) -> None:
         self.pair, self.shares = pair, balance.sources(pair.src)
         self.holders, self.near_holders = Shares(self.shares.cuts), Shares(self.shares.near_cuts)
-        self.entries = Shares(balance.entries(pair.dst))
+        self.entries, self.may_pass = Shares(balance.entries(pair.dst)), balance.may_pass(pair.dst)
 
     @property
     def options(self) -> tuple[int, int]:
@@ -107,10 +120,10 @@ class Senders:
         groups = self.pair.dst.groups
         return np.bincount(groups.box, groups.size).astype(np.int64)
 
-    def parts(self, domains: np.ndarray) -> np.ndarray:
-        """How many of the domains that want an overlap pass it on, each its part."""
+    def parts(self, passers: np.ndarray) -> np.ndarray:
+        """How many of the domains that pass on do so with an overlap, each with its part."""
         fewest = self.pair.fewest[1]  # together, so many overlaps of a box come to all domains often enough
-        parts: np.ndarray = np.minimum(domains, -(-_OFTEN * domains // fewest))
+        parts: np.ndarray = np.minimum(passers, -(-_OFTEN * passers // fewest))
         return parts
 
     def legs(
@@ -127,9 +140,10 @@ class Senders:
         """
         if only is not None:
             feeds = feeds.rows(self._concern(chosen, feeds, only))
-        far = self._far(chosen, feeds.rows(feeds.near < 0), at, middle)
+        far = self._far(chosen, feeds.rows(feeds.near < 0), at, middle, only)
         near = self._near(chosen, feeds.rows(feeds.near >= 0), at, middle)
-        columns = zip(*((legs.piece, legs.src, legs.dst, legs.phase) for legs in [*far, *near]), strict=True)
+        parts = [Legs(*np.zeros((4, 0), np.int64)), *far, *near]
+        columns = zip(*((legs.piece, legs.src, legs.dst, legs.phase) for legs in parts), strict=True)
         return Legs(*(np.concatenate(column) for column in columns))
 
     def _concern(self, chosen: np.ndarray, feeds: Feeds, ranks: np.ndarray) -> np.ndarray:
@@ -140,32 +154,41 @@ class Senders:
         concern: np.ndarray = near | held | (self.shares.direct[src_box] < WHOLE)
         return concern
 
-    def _far(self, chosen: np.ndarray, feeds: Feeds, at: np.ndarray, middle: np.ndarray) -> list[Legs]:
+    def _far(
+        self, chosen: np.ndarray, feeds: Feeds, at: np.ndarray, middle: np.ndarray, only: np.ndarray | None
+    ) -> list[Legs]:
+        if not len(feeds.at):
+            return []
         piece, feed = feeds.of_pieces(at)
         src_box, u = self.pair.src_box[chosen[at[piece]]], middle[piece]
         direct = self.shares.direct[src_box]
         is_direct = u < direct
-        domains, overlap = feeds.domains[at[piece]], chosen[at[piece]]
-        parts = self.parts(domains)
+        count, overlap = feeds.passers[at[piece]], chosen[at[piece]]
+        parts = self.parts(count)
         turn, within = split(u - direct, WHOLE - direct, parts)
         within = np.where(is_direct, u * WHOLE // np.maximum(direct, 1), within)
-        first = is_direct | (feeds.position[feed] == (turn + parts * self.pair.place[overlap]) % domains)
+        first = is_direct | (feeds.passing[feed] == (turn + parts * self.pair.place[overlap]) % count)
         groups, group = self.pair.dst.groups, feeds.group[feed]
         entry = groups.rank[groups.first[group] + self.entries.at(group, within)]
         holder = self.holders.turned_at(src_box, within, feeds.position[feed])
         passer = np.zeros(len(at), np.int64)
         passer[piece[first]] = entry[first]  # read only where one domain alone is first
         sender = np.where(first, self.pair.src.holders[src_box, holder], passer[piece])
+        arriving = Legs(piece, sender, entry, np.where(first, 0, 1))
+        if only is not None:
+            here = among(groups.domain[group], self.pair.dst.domain[only])
+            group, taken_in = group[here], arriving.rows(here)
+            arriving = arriving.rows(here | among(sender, only))
+        else:
+            taken_in = arriving
         of, member = groups.members(group)
         fellow = groups.rank[member]
-        other = fellow != entry[of]
-        of, fellow = of[other], fellow[other]
-        return [
-            Legs(piece, sender, entry, np.where(first, 0, 1)),
-            Legs(piece[of], entry[of], fellow, np.where(first[of], 1, 2)),
-        ]
+        of, fellow = of[other := fellow != taken_in.dst[of]], fellow[other]
+        return [arriving, Legs(taken_in.piece[of], taken_in.dst[of], fellow, taken_in.phase[of] + 1)]
 
     def _near(self, chosen: np.ndarray, feeds: Feeds, at: np.ndarray, middle: np.ndarray) -> list[Legs]:
+        if not len(feeds.at):
+            return []
         piece, feed = feeds.of_pieces(at)
         src_box = self.pair.src_box[chosen[at[piece]]]
         of, reader, owner_of, owner = near_readers(self.pair, src_box, feeds.group[feed])

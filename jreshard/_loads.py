@@ -5,6 +5,7 @@ from functools import cached_property
 import numpy as np
 
 from jreshard._planner import PHASES, largest
+from jreshard._tally import Totals
 from jreshard._topology import Placement
 
 LOCAL, NEAR, FAR = range(3)  # within a rank, within a domain, across the network
@@ -55,6 +56,20 @@ class Loads:
             boxes_of += np.bincount(row + rank, minlength=boxes_of.size).reshape(boxes_of.shape) * (times * boxes)
         if strided is not None:
             self.packed += int(nbytes[strided & (link == FAR)].sum()) * times
+
+    def add_totals(self, totals: Totals, bits: int, times: int) -> None:
+        """Adds what flows add up to, where an element has so many bits, each `times` over."""
+        for phase, link, sent, received in (
+            (0, FAR, totals.sent, totals.received),
+            (1, NEAR, totals.passed_on, totals.passed_to),
+        ):
+            for nbytes_of, boxes_of, (elements, boxes) in (
+                (self.sent, self.boxes_sent, sent),
+                (self.received, self.boxes_received, received),
+            ):
+                nbytes_of[phase, link] += elements * bits // 8 * times
+                boxes_of[phase, link] += boxes * times
+        self.packed += totals.packed * bits // 8 * times
 
     @property
     def phases(self) -> int:

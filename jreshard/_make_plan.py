@@ -1,5 +1,7 @@
 """Reads what the caller hands over, and builds the plan or says all that is wrong with it."""
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -7,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from jreshard._layout import LayoutError, layout_of_sharding
-from jreshard._leaves import LeafErrors, Path, PathText, describe, match_shardings, paths_of
+from jreshard._layout import AnyMesh, LayoutError, layout_of_sharding
+from jreshard._leaves import FlatTree, LeafErrors, Path, PathText, describe, match_shardings
 from jreshard._paper import on_paper
 from jreshard._party import Party
 from jreshard._plan import Plan, Signature
@@ -17,6 +19,10 @@ from jreshard._sources import Source, alias_pattern, read_source
 from jreshard._spread import Spread, take_turns
 from jreshard._transform import SourceTransform, Transform, cast_floating, device_sets
 from jreshard._wire import UNUSABLE
+
+# What is computed with in 64 bits stays exact below these.
+_LARGEST_ARRAY = 1 << 45  # elements
+_LARGEST_PLAN = 1 << 60  # bytes on all destination devices together
 
 
 def build_plan(
@@ -42,20 +48,22 @@ def build_plan(
     """
     errors = LeafErrors("transfer" if executes else "plan")
     dtype = _floating(dtype)
-    sources = _read_sources(params, src_sharding, errors, executes)
-    pattern = alias_pattern(jax.tree.leaves(params))
+    given = FlatTree.of(params)
+    sources = _read_sources(given, src_sharding, errors, executes)
+    pattern = alias_pattern([x for _, x in given.leaves])
     applied: SourceTransform | None = None
-    out_tree, made, out_pattern = params, sources, pattern
+    out_tree, made, out_pattern = given, sources, pattern
     if transform is not None:
         errors.raise_any()
         applied = _apply(transform, params, cast(list[Source], sources), dst_sharding, dtype, errors, timeout)
-        out_tree, made, out_pattern = applied.out_info, applied.sources, None
+        out_tree, made, out_pattern = FlatTree.of(applied.out_info), applied.sources, None
     targets = _targets(out_tree, made, out_pattern, dst_sharding, dtype, errors, executes)
     errors.raise_any()
-    signature = Signature(jax.tree.structure(params), tuple(cast(list[Source], sources)), pattern)
+    signature = Signature(given.structure, tuple(cast(list[Source], sources)), pattern)
     routes = _routes(targets)
+    _check_size(routes)
     spread_out = spread(routes)
-    return Plan(signature, jax.tree.structure(out_tree), targets, routes, applied, replan, spread_out)
+    return Plan(signature, out_tree.structure, targets, routes, applied, replan, spread_out)
 
 
 def _floating(dtype: Any) -> Any:
@@ -69,14 +77,14 @@ def _floating(dtype: Any) -> Any:
     return dtype
 
 
-def _read_sources(params: Any, src_sharding: Any, errors: LeafErrors, executes: bool) -> list[Source | None]:
+def _read_sources(params: FlatTree, src_sharding: Any, errors: LeafErrors, executes: bool) -> list[Source | None]:
     """What each leaf is; `None` where that is a fault, noted in `errors`."""
     wanted = match_shardings(src_sharding, params, "src_sharding", errors)
     errors.raise_any()
     sources: list[Source | None] = []
     shardings = _Shardings(executes)
     alike: dict[tuple[int, int], Source] = {}  # models have many leaves of a kind, which share their descriptions
-    for (path, x), sharding in zip(jax.tree_util.tree_flatten_with_path(params)[0], wanted, strict=True):
+    for (path, x), sharding in zip(params.leaves, wanted, strict=True):
         source = alike.get((id(x), id(sharding)))
         if source is None:
             source = read_source(x, sharding, path, errors, structs=not executes)
@@ -119,7 +127,7 @@ def _party_of(shardings: Sequence[Any]) -> Party:
 
 
 def _targets(
-    tree: Any,
+    tree: FlatTree,
     sources: Sequence[Source | None],
     pattern: tuple[int, ...] | None,
     dst_sharding: Any,
@@ -136,15 +144,22 @@ def _targets(
     shardings = _Shardings(executes)
     first: dict[Any, int] = {}
     text = PathText()
-    for i, (path, source, dst) in enumerate(zip(paths_of(tree), sources, wanted, strict=True)):
-        if not isinstance(dst, NamedSharding):
-            errors.add(path, f"dst_sharding is {dst}; expected a NamedSharding", kind=TypeError)
-        elif source is not None:
+    alike: dict[tuple[int, int], Target] = {}  # by the very objects, which `sources` and `wanted` keep alive
+    for i, ((path, _), source, dst) in enumerate(zip(tree.leaves, sources, wanted, strict=True)):
+        if (first_alike := alike.get((id(source), id(dst)))) is None:
+            if not isinstance(dst, NamedSharding):
+                errors.add(path, f"dst_sharding is {dst}; expected a NamedSharding", kind=TypeError)
+                continue
+            if source is None:
+                continue
             shardings.check(source, dst, "is to go", path, errors)
-            same_as = first.setdefault((pattern[i], dst), i) if pattern and source.sharding else i
             out_dtype = cast_floating(source.dtype, dtype)
-            target = Target(text.of(path), source.shape, out_dtype, source.sharding, source.dtype, dst, same_as)
-            targets.append(target)
+            first_alike = Target("", source.shape, out_dtype, source.sharding, source.dtype, dst, i)
+            if not errors:
+                alike[id(source), id(dst)] = first_alike
+        _, shape, out_dtype, src, src_dtype, to, _ = first_alike
+        same_as = first.setdefault((pattern[i], to), i) if pattern and src else i
+        targets.append(Target(text.of(path), shape, out_dtype, src, src_dtype, to, same_as))
     return targets
 
 
@@ -161,6 +176,17 @@ def _routes(targets: Sequence[Target]) -> list[Route]:
     return [Route(src_mesh, dst_mesh, leaves) for (src_mesh, dst_mesh), leaves in groups.items()]
 
 
+def _check_size(routes: Sequence[Route]) -> None:
+    """Refuses plans whose bytes cannot be counted."""
+    total = 0
+    for route in routes:
+        counts = Counter(route.kind_of)
+        for i, kind in enumerate(route.kinds):
+            total += math.prod(kind.dst.shard_shape) * len(route.dst_devices) * kind.wire.bits // 8 * counts[i]
+    if total > _LARGEST_PLAN:
+        raise ValueError(f"plan: all destination shards together have {total} bytes; expected {_LARGEST_PLAN} at most")
+
+
 class _Shardings:
     """Checks where leaves lie or go, each combination of shape and sharding once."""
 
@@ -168,6 +194,7 @@ class _Shardings:
         self._executes = executes
         self._faults: dict[tuple[tuple[int, ...], NamedSharding], str | None] = {}
         self._fine: dict[tuple[int, int], tuple[Source, NamedSharding]] = {}  # by the very objects, kept alive
+        self._meshes: dict[AnyMesh, str | None] = {}
 
     def check(self, source: Source, sharding: NamedSharding, how: str, path: Path, errors: LeafErrors) -> None:
         """Notes in `errors` why a leaf cannot be on `sharding`, if it cannot."""
@@ -175,30 +202,35 @@ class _Shardings:
             return
         key = source.shape, sharding
         if key not in self._faults:
-            self._faults[key] = _fault(*key, self._executes)
+            self._faults[key] = self._mesh_fault(sharding.mesh) or _layout_fault(*key)
         if (fault := self._faults[key]) is not None:
             errors.add(path, f"{how} on {describe(sharding)}: {fault}")
         else:
             self._fine[id(source), id(sharding)] = source, sharding
 
-
-def _fault(shape: tuple[int, ...], sharding: NamedSharding, executes: bool) -> str | None:
-    fault = _sharding_fault(sharding, executes)
-    if fault is None:
-        try:
-            layout_of_sharding(shape, sharding)
-        except LayoutError as error:
-            fault = str(error)
-    return fault
+    def _mesh_fault(self, mesh: AnyMesh) -> str | None:
+        if mesh not in self._meshes:
+            self._meshes[mesh] = _mesh_fault(mesh, self._executes)
+        return self._meshes[mesh]
 
 
-def _sharding_fault(sharding: NamedSharding, executes: bool) -> str | None:
-    if not isinstance(sharding.mesh, Mesh):
+def _layout_fault(shape: tuple[int, ...], sharding: NamedSharding) -> str | None:
+    if math.prod(shape) > _LARGEST_ARRAY:
+        return f"it has {math.prod(shape)} elements (shape {shape}); expected {_LARGEST_ARRAY} at most"
+    try:
+        layout_of_sharding(shape, sharding)
+    except LayoutError as error:
+        return str(error)
+    return None
+
+
+def _mesh_fault(mesh: AnyMesh, executes: bool) -> str | None:
+    if not isinstance(mesh, Mesh):
         return "the mesh is abstract; expected one with devices" if executes else None
-    if sharding.mesh.size == 0:
+    if mesh.size == 0:
         return "the mesh has no devices"
-    if len(set(sharding.mesh.devices.flat)) < sharding.mesh.size:
+    if len(set(mesh.devices.flat)) < mesh.size:
         return "the mesh has a device twice"
-    if executes and on_paper(sharding.mesh):
+    if executes and on_paper(mesh):
         return "the mesh's devices exist only on paper; expected ones that can hold arrays"
     return None

@@ -84,25 +84,49 @@ class Needs:
         pair = demand.pair
         source, target = self.sources[pair.src.key], self.targets[pair.dst.key]
         amounts = pair.amounts(demand.nbytes)
-        for overlap, group in feeds(pair):
-            amount = amounts[overlap]
-            near = pair.src.group_at[pair.src_box[overlap], pair.dst.groups.domain[group]]
-            far = near < 0
-            np.add.at(target.entering, group[far], amount[far])
-            here, domains = np.unique(overlap[far], return_counts=True)
-            np.add.at(source.least, pair.src_box[here], amounts[here])
-            np.add.at(source.most, pair.src_box[here], amounts[here] * domains)
-            if not far.all():
-                _add_near(pair, source, target, amounts, overlap[~far], group[~far], near[~far])
+        groups = pair.dst.groups
+        wanted = np.zeros(len(groups.first_of_box) - 1, np.int64)  # by destination box
+        np.add.at(wanted, pair.dst_box, amounts)
+        entering = wanted[groups.box]
+        domains = np.diff(groups.first_of_box)[pair.dst_box]  # that want an overlap and do not hold it
+        for chosen in runs(len(amounts), _CHUNK // max(1, pair.most_feeds)):
+            at, near, group = pair.near(chosen)
+            overlap = chosen[at]
+            np.subtract.at(entering, group, amounts[overlap])
+            np.subtract.at(domains, overlap, 1)
+            _add_near(pair, source, target, amounts, overlap, group, near)
+        target.entering[:] += entering
+        np.add.at(source.least, pair.src_box, np.where(domains > 0, amounts, 0))
+        np.add.at(source.most, pair.src_box, amounts * domains)
+
+
+def runs(count: int, length: int) -> Iterator[np.ndarray]:
+    """The numbers below `count`, so many at a time."""
+    length = max(1, length)
+    for begin in range(0, count, length):
+        yield np.arange(begin, min(begin + length, count))
 
 
 def feeds(pair: Pair) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Pairs (overlap, destination group that wants it), all of an overlap's together, in runs of bounded length."""
-    each = int(np.diff(pair.dst.groups.first_of_box).max(initial=1))
-    step = max(1, _CHUNK // each)
-    for begin in range(0, len(pair.src_box), step):
-        at, group = pair.dst.groups.of_boxes(pair.dst_box[begin : begin + step])
-        yield begin + at, group
+    for chosen in runs(len(pair.src_box), _CHUNK // max(1, pair.most_feeds)):
+        at, group = pair.dst.groups.of_boxes(pair.dst_box[chosen])
+        yield chosen[at], group
+
+
+def passers(overlap: np.ndarray, may: np.ndarray, overlaps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Who passes an overlap on to other domains: those that may, or all where none may.
+
+    Args:
+        overlap: `int64[feeds]`, of feeds across the network; sorted.
+        may: `bool[feeds]`.
+        overlaps: how many there are.
+
+    Returns:
+        `bool[feeds]`, whether each passes on; `int64[overlaps]`, how many do.
+    """
+    passes = may | (np.bincount(overlap, may, overlaps) == 0)[overlap]
+    return passes, np.bincount(overlap[passes], minlength=overlaps)
 
 
 def _add_near(

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Sharding
@@ -27,45 +27,61 @@ class PaperPlans:
     def get(self, params: Any, shardings: tuple[Any, Any], options: Hashable, build: Callable[[], Plan]) -> Plan:
         """The plan that was made for an equal request, or a new one. Other leaves than shapes are planned anew."""
         leaves, structure = jax.tree.flatten(params)
-        if set(map(type, leaves)) != {jax.ShapeDtypeStruct}:
-            return build()
         key: Hashable = (structure, options)
         try:
-            hash(key)
+            request = _Request(hash(key), key, leaves, shardings)
         except TypeError:  # an option, or what a container carries beside its leaves, such as an array
             return build()
-        if found := self._find(key, leaves, shardings):
+        if set(map(type, leaves)) != {jax.ShapeDtypeStruct}:
+            return build()
+        if found := self._find(request):
             return found
         made = build()
         with self._lock:
-            self._kept.append(_Kept(key, leaves, shardings, made))
+            self._kept.append(_Kept(request, made))
             del self._kept[: -self._capacity]
         return made
 
-    def _find(self, key: Hashable, leaves: list[Any], shardings: tuple[Any, Any]) -> Plan | None:
+    def _find(self, request: "_Request") -> Plan | None:
         with self._lock:
             for i in reversed(range(len(self._kept))):
-                if self._kept[i].answers(key, leaves, shardings):
+                if self._kept[i].answers(request):
                     self._kept.append(self._kept.pop(i))
                     return self._kept[-1].plan
         return None
 
 
+class _Request(NamedTuple):
+    """What is asked for.
+
+    Attributes:
+        hash: of `key`.
+        key: the structure of the tree, and the options.
+        leaves: the shapes.
+        shardings: of source and destination.
+    """
+
+    hash: int
+    key: Hashable
+    leaves: list[Any]
+    shardings: tuple[Any, Any]
+
+
 class _Kept:
     """A plan, and the request that it was made for."""
 
-    def __init__(self, key: Hashable, leaves: list[Any], shardings: tuple[Any, Any], plan: Plan) -> None:
+    def __init__(self, request: _Request, plan: Plan) -> None:
         self.plan = plan
-        self._key, self._hash = key, hash(key)
-        self._leaves, self._shardings = leaves, [_Snapshot(tree) for tree in shardings]
+        self._request, self._shardings = request, [_Snapshot(tree) for tree in request.shardings]
 
-    def answers(self, key: Hashable, leaves: list[Any], shardings: tuple[Any, Any]) -> bool:
+    def answers(self, request: _Request) -> bool:
         """Whether a request is equal to this one."""
+        ours = self._request
         return (
-            self._hash == hash(key)
-            and self._key == key
-            and self._leaves == leaves  # lists compare by identity first: the very same leaves cost next to nothing
-            and all(map(_Snapshot.same, self._shardings, shardings))
+            ours.hash == request.hash
+            and ours.leaves == request.leaves  # by identity first: the very same leaves cost next to nothing
+            and all(map(_Snapshot.same, self._shardings, request.shardings))
+            and ours.key == request.key
         )
 
 
@@ -87,8 +103,8 @@ class _Snapshot:
 
 def _is_plain(tree: Any) -> bool:
     """Whether a tree consists of shardings in dicts, lists and tuples, which `==` compares as they should be."""
-    if type(tree) is dict:
-        return all(map(_is_plain, tree.values()))
-    if type(tree) in (list, tuple):
-        return all(map(_is_plain, tree))
-    return isinstance(tree, Sharding)
+    kind = type(tree)
+    if kind not in (dict, list, tuple):
+        return isinstance(tree, Sharding)
+    children = tree.values() if kind is dict else tree
+    return all([isinstance(child, Sharding) or _is_plain(child) for child in children])

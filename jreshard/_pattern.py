@@ -14,6 +14,7 @@ from jreshard._filling import WHOLE
 from jreshard._legs import Feeds, Senders, feeds_of, near_readers
 from jreshard._planner import PHASES, Moves, among, largest
 from jreshard._shares import side_by_side
+from jreshard._tally import Classes, Tally
 
 _SAMPLE = 16  # overlaps looked at to learn how finely those of a pair are cut
 _ENOUGH = 48  # turns of each sender, so that their shares differ by little
@@ -107,7 +108,8 @@ class Pattern:
         shares = self._senders.shares
         for part in (*self.pair.src.key, *self.pair.dst.key):
             digest.update(part if isinstance(part, bytes) else repr(part).encode())
-        for table in (shares.cuts, shares.direct, shares.near_cuts, shares.near_direct, self._senders.entries.cuts):
+        tables = shares.cuts, shares.direct, shares.near_cuts, shares.near_direct
+        for table in (*tables, self._senders.entries.cuts, self._senders.may_pass):
             digest.update(table.tobytes())
 
     @cached_property
@@ -134,7 +136,7 @@ class Pattern:
     def _sample_cuts(self) -> np.ndarray:
         count = len(self.pair.src_box)
         sample = np.linspace(0, count - 1, min(_SAMPLE, count)).astype(np.int64)
-        return self._cuts(sample, feeds_of(self.pair, sample))
+        return self._cuts(sample, feeds_of(self.pair, sample, self._senders.may_pass))
 
     def whole_after(self, leaves: int) -> bool:
         """Whether the overlaps of so many leaves are enough for shares to come out even without any being split."""
@@ -156,6 +158,26 @@ class Pattern:
         """The hops of a leaf that read or write one of some ranks."""
         return self._hops(self.pair.of_ranks(ranks), window, grid, ranks)
 
+    @cached_property
+    def classes(self) -> Classes | None:
+        """The classes of domains, where moves can be added up without being listed."""
+        return Classes.of_pair(self._senders)
+
+    def tally(self) -> Tally | None:
+        """For adding up moves without listing them; `None` where they have to be."""
+        return None if self.classes is None else Tally(self._senders, self.classes)
+
+    def all_pieces(self, window: Window, grid: Grid) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """The pieces of a leaf, where there is a tally for them: overlap, middle of the share, begin, end."""
+        most = 1 if self.classes is None else self.classes.most
+        step = max(1, _ROWS // (most * max(1, self.pieces // window.count)))
+        for first in range(0, len(self.pair.src_box), step):
+            chosen = np.arange(first, min(first + step, len(self.pair.src_box)))
+            domains = np.diff(self.pair.dst.groups.first_of_box)[self.pair.dst_box[chosen]]
+            cuts = np.concatenate([_ends(len(chosen)), *self._far_cuts(chosen, domains)], axis=1)
+            at, *rest = self._pieces(chosen, cuts, window, grid)
+            yield chosen[at], *rest
+
     def _hops(self, chosen: np.ndarray, window: Window, grid: Grid, ranks: np.ndarray | None) -> Hops:
         if not len(chosen):
             return no_hops()
@@ -171,7 +193,7 @@ class Pattern:
         """The feeds and the cuts; kept for the next leaf, which is most often asked for the same overlaps."""
         key = chosen.tobytes()
         if self._kept is None or self._kept[0] != key:
-            feeds = feeds_of(self.pair, chosen)
+            feeds = feeds_of(self.pair, chosen, self._senders.may_pass)
             self._kept = key, feeds, self._cuts(chosen, feeds)
         _, feeds, cuts = self._kept
         if cuts.size + len(feeds.at) > _MANY:
@@ -190,8 +212,7 @@ class Pattern:
             return np.arange(len(chosen)), (2 * turn + 1) * WHOLE // (2 * count), np.zeros_like(size), size
         # Each overlap begins elsewhere in the pattern, so that what is lost by rounding to whole steps evens out.
         shift = pair.turn[chosen] % self.turns * WHOLE // self.turns
-        ends = np.broadcast_to(np.array([0, WHOLE]), (len(chosen), 2))
-        cuts = np.concatenate([ends, (cuts - shift[:, None]) % WHOLE], axis=1)
+        cuts = np.concatenate([_ends(len(chosen)), (cuts - shift[:, None]) % WHOLE], axis=1)
         cuts = cuts * count - turn[:, None] * WHOLE  # from 0 to WHOLE within the window
         place = (cuts * size[:, None] // WHOLE + grid.step // 2) // grid.step * grid.step
         place = np.where(cuts >= WHOLE, size[:, None], np.clip(place, 0, size[:, None]))
@@ -204,17 +225,23 @@ class Pattern:
 
     def _cuts(self, chosen: np.ndarray, feeds: Feeds) -> np.ndarray:
         """`int64[overlaps, cuts]`: wherever something changes along the bytes of an overlap; unsorted."""
-        ends = np.broadcast_to(np.array([0, WHOLE]), (len(chosen), 2))
-        far, near = feeds.rows(feeds.near < 0), feeds.rows(feeds.near >= 0)
-        return np.concatenate([ends, *self._far_cuts(chosen, far), *self._near_cuts(chosen, near)], axis=1)
+        near = self._near_cuts(chosen, feeds.rows(feeds.near >= 0))
+        return np.concatenate([_ends(len(chosen)), *self._far_cuts(chosen, feeds.passers), *near], axis=1)
 
-    def _far_cuts(self, chosen: np.ndarray, feeds: Feeds) -> list[np.ndarray]:
-        if not len(feeds.at):
+    def _far_cuts(self, chosen: np.ndarray, passers: np.ndarray) -> list[np.ndarray]:
+        if not passers.any():
             return []
         senders, src_box = self._senders, self.pair.src_box[chosen]
-        entries = senders.entries.columns(len(chosen), feeds.at, feeds.group)
-        within = np.concatenate([entries, senders.holders.turned_cuts[senders.holders.kind[src_box]]], axis=1)
-        return _in_parts(within, senders.shares.direct[src_box], senders.parts(feeds.domains))
+        entries, holders = self._entry_cuts[self.pair.dst_box[chosen]], senders.holders
+        within = np.concatenate([entries, holders.turned_cuts[holders.kind[src_box]]], axis=1)
+        parts = _in_parts(within, senders.shares.direct[src_box], senders.parts(passers))
+        return [np.where(passers[:, None] > 0, cuts, 0) for cuts in parts]
+
+    @cached_property
+    def _entry_cuts(self) -> np.ndarray:
+        """`int64[destination boxes, cuts]`: the cuts between ranks that take something in, in all domains."""
+        box = self.pair.dst.groups.box
+        return self._senders.entries.columns(int(box.max(initial=-1)) + 1, box, np.arange(len(box)))
 
     def _near_cuts(self, chosen: np.ndarray, feeds: Feeds) -> list[np.ndarray]:
         if not len(feeds.at):
@@ -226,6 +253,11 @@ class Pattern:
         at, kind, direct, readers = np.unique(np.stack([feeds.at, kind, direct, readers]), axis=1)
         parts = _in_parts(senders.near_holders.turned_cuts[kind], direct, readers)
         return [side_by_side(len(chosen), at, np.concatenate(parts, axis=1))]
+
+
+def _ends(overlaps: int) -> np.ndarray:
+    """`int64[overlaps, 2]`: where each overlap begins and ends."""
+    return np.broadcast_to(np.array([0, WHOLE]), (overlaps, 2))
 
 
 def _in_parts(within: np.ndarray, direct: np.ndarray, parts: np.ndarray) -> list[np.ndarray]:
@@ -245,7 +277,7 @@ def _merged(hops: Hops) -> Hops:
         return hops
     ranks = int(max(hops.src.max(initial=0), hops.dst.max(initial=0))) + 1
     way = ((hops.overlap * ranks + hops.dst) * ranks + hops.src) * PHASES + hops.phase
-    order = np.lexsort((hops.begin, way))
+    order = np.argsort(way, kind="stable")  # those of one way are in order of begin
     overlap, src, dst, phase, begin, end = (
         column[order] for column in (hops.overlap, hops.src, hops.dst, hops.phase, hops.begin, hops.end)
     )

@@ -19,10 +19,10 @@ _PIXELS = 512  # a side of the heat map at most; more ranks are added up in bloc
 def picture(plan: "Plan") -> "Figure":
     """See `Plan.plot`."""
     try:
-        from matplotlib.figure import Figure
+        from jreshard._shown_figure import ShownFigure
     except ImportError as error:
         raise ImportError("Plan.plot needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(7, 6) if plan.topology is None else (14, 6), layout="constrained")
+    figure = ShownFigure(figsize=(7, 6) if plan.topology is None else (14, 6), layout="constrained")
     axes = figure.subplots(1, 1 if plan.topology is None else 2, squeeze=False)[0]
     _heat_map(plan, figure, axes[0])
     if plan.topology is not None:

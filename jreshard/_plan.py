@@ -22,8 +22,8 @@ from jreshard._explain import explain
 from jreshard._figures import Figures, add_loads, figures_of, numbered, traffic_of
 from jreshard._loads import LOCAL, Loads
 from jreshard._picture import picture
-from jreshard._planner import Moves
-from jreshard._route import Kind, LeafMoves, Route, Target, devices_of
+from jreshard._planner import Moves, no_moves
+from jreshard._route import Kind, Route, Target, devices_of
 from jreshard._sources import Source, alias_pattern
 from jreshard._spread import Spread
 from jreshard._topology import Placement, Topology
@@ -295,13 +295,8 @@ class Plan:
         Raises:
             KeyError: there is no such leaf.
         """
-        found = self._leaf_moves(leaf)
-        if found is None:
-            return []
-        route, of = found
-        in_plan, m = self._in_plan(route), of.moves
-        columns = in_plan[m.src], in_plan[m.dst], m.start, m.stop, of.nbytes, m.phase
-        rows = zip(*(column.tolist() for column in columns), strict=True)
+        m, nbytes = self._moves_of(self._place_of(leaf))
+        rows = zip(*(column.tolist() for column in (m.src, m.dst, m.start, m.stop, nbytes, m.phase)), strict=True)
         return [Move(s, d, tuple(start), tuple(stop), n, phase) for s, d, start, stop, n, phase in rows]
 
     def part(self, rank: int) -> Part:
@@ -329,21 +324,24 @@ class Plan:
     def _numbered(self) -> list[tuple[Route, np.ndarray]]:
         return list(numbered(self.routes))
 
-    def _in_plan(self, route: Route) -> np.ndarray:
-        return next(in_plan for candidate, in_plan in self._numbered if candidate is route)
-
-    def _leaf_moves(self, leaf: str | int) -> tuple[Route, LeafMoves] | None:
+    def _place_of(self, leaf: str | int) -> int:
         names = [target.path for target in self.targets]
         index = leaf if isinstance(leaf, int) else names.index(leaf) if leaf in names else None
         if index is None or not 0 <= index < len(names):
             some = ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")
             raise KeyError(f"no leaf {leaf!r} in this plan; it has {len(names)}: {some}")
-        index = self.targets[index].same_as
-        for route in self.routes:
+        return index
+
+    def _moves_of(self, place: int) -> tuple[Moves, np.ndarray]:
+        """The moves of the leaf at this place, with ranks numbered as in the plan, and the bytes of each."""
+        place = self.targets[place].same_as
+        for route, in_plan in self._numbered:
             for position, candidate in enumerate(route.leaves):
-                if candidate.index == index:
-                    return route, route.moves_of(position)
-        return None
+                if candidate.index == place:
+                    of = route.moves_of(position)
+                    m = of.moves
+                    return Moves(in_plan[m.src], in_plan[m.dst], m.start, m.stop, m.phase), of.nbytes
+        return no_moves(), np.zeros(0, np.int64)
 
     def explain(self, leaf: str | int) -> str:
         """Which boxes of a leaf come from where, and why, as text.
@@ -354,7 +352,8 @@ class Plan:
         Raises:
             KeyError: there is no such leaf.
         """
-        return explain(self, leaf)
+        place = self._place_of(leaf)
+        return explain(self, place, *self._moves_of(place))
 
     def plot(self) -> "Figure":
         """Pictures: bytes from rank to rank, and with a topology the load of each link beside the bound.

@@ -43,6 +43,12 @@ class Moves:
         return Moves(self.src[rows], self.dst[rows], self.start[rows], self.stop[rows], self.phase[rows])
 
 
+def no_moves() -> Moves:
+    """What a value of the host, or an array without elements, needs."""
+    column, boxes = np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
+    return Moves(column, column, boxes, boxes, column)
+
+
 @dataclass(frozen=True)
 class Flows:
     """Moves without their boxes, one row a move.
@@ -91,6 +97,9 @@ class Turns:
         """All moves; with `only`, those that read or write one of these ranks."""
         moves = plan_moves(*self._layouts, *self._ranks, rotation=self._rotation)
         return moves if only is None else moves.at(among(moves.src, only) | among(moves.dst, only))
+
+    def totals(self) -> None:
+        """Moves are few enough to be listed."""
 
     def flows(self) -> Iterator[Flows]:
         """The moves without their boxes."""

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -13,10 +13,11 @@ from jax.sharding import Mesh, NamedSharding
 from jreshard._layout import AnyMesh, Layout, layout_of_sharding
 from jreshard._planner import Flows, Moves
 from jreshard._tables import copy_words, leaves_in_a_call, plan_words
+from jreshard._tally import Totals
 from jreshard._wire import Wire, wire_of
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: models have tens of thousands, and those take four times as long to make
 class Leaf:
     """One array of the tree that moves.
 
@@ -37,8 +38,7 @@ class Leaf:
     dst: NamedSharding
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):  # for the same reason
     """Where one leaf of the result comes from and goes to.
 
     Attributes:
@@ -98,6 +98,9 @@ class Chooser(Protocol):
     def moves(self, only: Sequence[int] | np.ndarray | None = None) -> Moves:
         """All moves of the leaf; with `only`, those that read or write one of these ranks of the route."""
 
+    def totals(self) -> Totals | None:
+        """What the moves add up to, where that can be told without listing them."""
+
     def flows(self) -> Iterator[Flows]:
         """The moves without their boxes, in runs of bounded length."""
 
@@ -139,6 +142,10 @@ class LeafMoves:
 
     def _words_at(self, bits: int) -> np.ndarray | None:
         return copy_words(self.moves, self._kind.src, self._kind.dst, self._src_ranks, self._dst_ranks, bits)
+
+    def totals(self) -> Totals | None:
+        """What the moves add up to, where that can be told without listing them; not kept."""
+        return self._chooser.totals()
 
     def flows(self) -> Iterator[Flows]:
         """The moves without their boxes, in runs of bounded length; not kept."""

@@ -1,6 +1,8 @@
 """Patterns of shares, applied to leaves: where each leaf's boxes are split, and what of its pattern it takes."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -8,6 +10,7 @@ from jreshard._divisions import Pair
 from jreshard._pattern import Grid, Hops, Pattern, Window, joined, moves_of, no_hops
 from jreshard._planner import Flows, Moves, in_runs
 from jreshard._route import Kind, RouteRanks
+from jreshard._tally import Cut, Totals
 
 _FINE = 16  # splits are placed with at least this many steps for each piece, where the dim is long enough
 _RUN = 128  # bytes that the runs of a piece should be a multiple of
@@ -60,29 +63,44 @@ class Stripes:
         src, dst = self._ranks.in_route[moves.src], self._ranks.in_route[moves.dst]
         return Moves(src, dst, moves.start, moves.stop, moves.phase)
 
+    def totals(self) -> Totals | None:
+        """What the moves add up to, where that can be told without listing them."""
+        tally = self._pattern.tally()
+        if tally is not None and all(self._kind.src.shape):
+            measures = self._measures
+            for overlap, middle, begin, end in self._pattern.all_pieces(self._window, self._grid):
+                size = measures.length[overlap]
+                elements, whole = measures.across[overlap] * (end - begin), _covered(overlap, end - begin) == size
+                strided = np.stack([src | dst for src, dst in zip(*measures.strided, strict=True)])[:, overlap]
+                tally.add(Cut(overlap, middle, elements, whole, strided))
+        return None if tally is None else tally.totals()
+
     def flows(self) -> Iterator[Flows]:
         """The moves without their boxes, in runs of bounded length."""
-        pair, grid = self._pattern.pair, self._grid
-        extents = (pair.stop - pair.start) * grid.scale
-        length = extents[:, grid.dim] if extents.shape[1] else np.ones(len(extents), np.int64)
-        across = np.prod(extents, axis=1, dtype=np.int64) // np.maximum(length, 1)
-        split = extents.copy()
-        if extents.shape[1]:
-            split[:, grid.dim] = np.maximum(length - 1, 1)  # one run or not, as any piece is
-        runs = [
-            (in_runs(extents, layout.shard_shape), in_runs(split, layout.shard_shape))
-            for layout in (self._kind.src, self._kind.dst)
-        ]
+        measures = self._measures
         for hops in self._all_hops():
-            whole = hops.end - hops.begin == length[hops.overlap]
-            src, dst = (np.where(whole, full[hops.overlap], part[hops.overlap]) for full, part in runs)
+            whole = hops.end - hops.begin == measures.length[hops.overlap]
+            src, dst = (np.where(whole, all_[hops.overlap], part[hops.overlap]) for part, all_ in measures.strided)
             yield Flows(
                 self._ranks.in_route[hops.src],
                 self._ranks.in_route[hops.dst],
                 hops.phase,
-                across[hops.overlap] * (hops.end - hops.begin),
+                measures.across[hops.overlap] * (hops.end - hops.begin),
                 dst | np.where(hops.phase == 0, src, False),
             )
+
+    @cached_property
+    def _measures(self) -> "_Measures":
+        pair, dim = self._pattern.pair, self._grid.dim
+        extents = (pair.stop - pair.start) * self._grid.scale
+        length = extents[:, dim] if extents.shape[1] else np.ones(len(extents), np.int64)
+        across = np.prod(extents, axis=1, dtype=np.int64) // np.maximum(length, 1)
+        part = extents.copy()
+        if extents.shape[1]:
+            part[:, dim] = np.maximum(length - 1, 1)  # one run or not, as any piece is
+        src, dst = (layout.shard_shape for layout in (self._kind.src, self._kind.dst))
+        strided = tuple((in_runs(part, shard), in_runs(extents, shard)) for shard in (src, dst))
+        return _Measures(length, across, strided)
 
     def _all_hops(self) -> Iterator[Hops]:
         if all(self._kind.src.shape):
@@ -92,6 +110,30 @@ class Stripes:
         if not all(self._kind.src.shape):
             return no_hops()
         return self._pattern.hops_of(self._window, self._grid, self._ranks.in_plan[np.asarray(only, np.int64)])
+
+
+@dataclass(frozen=True)
+class _Measures:
+    """Of the overlaps of a leaf.
+
+    Attributes:
+        length: `int64[overlaps]`, elements along the dim that is split.
+        across: `int64[overlaps]`, elements in a step along it.
+        strided: for the source and the destination, `bool[overlaps]` twice: whether a part of the overlap is several
+            runs of memory there, and whether all of it is.
+    """
+
+    length: np.ndarray
+    across: np.ndarray
+    strided: tuple[tuple[np.ndarray, np.ndarray], ...]
+
+
+def _covered(overlap: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """For each piece, the length of all pieces of its overlap; `overlap` is sorted."""
+    first = np.append(True, np.diff(overlap) != 0)[: len(overlap)]
+    of = np.cumsum(first) - 1
+    total: np.ndarray = np.add.reduceat(length, np.flatnonzero(first))[of] if len(of) else length
+    return total
 
 
 def _grid(kind: Kind, pair: Pair, pieces: int, least: int) -> Grid:

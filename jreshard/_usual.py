@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from jreshard._loads import Loads
-from jreshard._needs import Demand, feeds
+from jreshard._divisions import Pair
+from jreshard._loads import FAR, Loads
+from jreshard._needs import Demand
 from jreshard._spread import Spread
 
 
@@ -14,15 +15,37 @@ def one_sender_loads(spread: Spread) -> Loads:
     """
     loads = Loads(spread.placement)
     for demand in spread.needs.demands:
-        pair = demand.pair
-        amounts = pair.amounts(demand.nbytes)
-        for overlap, group in feeds(pair):
-            feed, member = pair.dst.groups.members(group)
-            reader, of = pair.dst.groups.rank[member], overlap[feed]
-            box = pair.src_box[of]
-            sender = np.where(pair.src.box[reader] == box, reader, pair.src.holders[box, 0])
-            loads.add(sender, reader, np.zeros(len(reader), np.int64), amounts[of], boxes=demand.arrays)
+        pair, amounts = demand.pair, demand.pair.amounts(demand.nbytes)
+        first = pair.src.holders[pair.src_box, 0]
+        wanters = np.bincount(pair.dst.box[pair.dst.ranks])
+        of, reader = _near_readers(pair, first)
+        # All across the network at first, by sums; then what is near goes where it belongs, one by one.
+        for sent, received, added in (
+            (loads.sent[0, FAR], loads.received[0, FAR], amounts),
+            (loads.boxes_sent[0, FAR], loads.boxes_received[0, FAR], np.full_like(amounts, demand.arrays)),
+        ):
+            np.add.at(sent, first, added * wanters[pair.dst_box])
+            by_box = np.zeros(len(wanters), np.int64)
+            np.add.at(by_box, pair.dst_box, added)
+            received[pair.dst.ranks] += by_box[pair.dst.box[pair.dst.ranks]]
+            np.subtract.at(sent, first[of], added[of])
+            np.subtract.at(received, reader, added[of])
+        sender = np.where(pair.src.box[reader] == pair.src_box[of], reader, first[of])
+        loads.add(sender, reader, np.zeros_like(of), amounts[of], boxes=demand.arrays)
     return loads
+
+
+def _near_readers(pair: Pair, sender: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs (overlap, rank that wants it) where the rank is in the domain of its sender, or holds it itself."""
+    domain, groups = pair.dst.domain, pair.dst.groups
+    group = pair.dst.group_at[pair.dst_box, domain[sender]]
+    (fed,) = np.nonzero(group >= 0)
+    at, member = groups.members(group[fed])
+    of, reader = fed[at], groups.rank[member]
+    (both,) = np.nonzero((pair.src.box >= 0) & (pair.dst.box >= 0))
+    own = pair.overlap_of(pair.src.box[both], pair.dst.box[both])
+    afar = (own >= 0) & (domain[sender[own]] != domain[both])
+    return np.concatenate([of, own[afar]]), np.concatenate([reader, both[afar]])
 
 
 def gather_and_broadcast_seconds(spread: Spread) -> float:

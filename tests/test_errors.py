@@ -323,6 +323,14 @@ def test_plan_refuses_what_transfer_refuses():
     works()
 
 
+def test_plan_refuses_what_it_could_not_count():
+    huge, large = (jax.ShapeDtypeStruct((1 << bits,), jnp.int8) for bits in (60, 45))
+    with pytest.raises(ValueError, match=rf"params\['w'\].*it has {1 << 60} elements .*; expected {1 << 45} at most"):
+        jreshard.plan({"w": huge}, source(), destination())
+    with pytest.raises(ValueError, match=f"all destination shards together have .* bytes; expected {1 << 60} at most"):
+        jreshard.plan({"w": [large] * (1 << 15)}, source(), destination())
+
+
 def test_plan_of_shapes_without_a_place():
     shapes = {"p": jax.ShapeDtypeStruct((8,), jnp.float32), "q": jax.ShapeDtypeStruct((8,), jnp.float32)}
     with pytest.raises(REFUSED) as caught:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import sys
 import xml.etree.ElementTree as ET
 
 import jax
@@ -146,6 +148,19 @@ def test_explained(plan):
         plan.explain("v")
 
 
+def test_explanations_say_how_many_boxes_they_leave_out():
+    plan = plan_of(6400, named(paper(0, 64), "x"), named(paper(64, 8, dp=4, tp=2), "tp"))
+    text = plan.explain(0)
+    assert len(text.splitlines()) < 40
+    assert text.endswith("… and 6 more ranks get theirs")
+    (of_rank,) = re.findall(r"  rank 64 .*\n((?:    .*\n)+)", text)
+    counts = [int(count) for count in re.findall(r"^    (\d+) boxes, ", of_rank, re.MULTILINE)]
+    listed = len(re.findall(r"^      \[", of_rank, re.MULTILINE))
+    left_out = [int(count) for count in re.findall(r"… and (\d+) more from \d+ rank", of_rank)]
+    assert sum(counts) == sum(move.dst_rank == 64 for move in plan.moves(0))
+    assert sum(counts) == listed + sum(left_out)
+
+
 def test_explained_without_a_topology():
     shapes = {"w": jax.ShapeDtypeStruct((8,), jnp.uint8)}
     plan = jreshard.plan(shapes, named(paper(0, 2)), named(paper(0, 4), "x"))
@@ -169,7 +184,14 @@ def test_drawn_with_nothing_to_show():
     assert jreshard.plan({"w": jax.ShapeDtypeStruct((8,), jnp.uint8)}, sharding, sharding, topology=LINKS).plot()
 
 
+def test_shown_in_a_notebook_that_has_not_imported_pyplot(plan):
+    formatters = pytest.importorskip("IPython.core.formatters")
+    shown, _ = formatters.DisplayFormatter().format(plan.plot())
+    assert shown["image/png"].startswith(b"\x89PNG")
+
+
 def test_without_matplotlib(plan, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "jreshard._shown_figure", raising=False)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         plan.plot()

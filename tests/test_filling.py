@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from jreshard._filling import WHOLE, Filling, settle, settle_below, water_fill
+from jreshard._options import Options
 
 
 @st.composite
@@ -90,3 +91,36 @@ def test_fractions_are_even_where_it_makes_no_difference():
     settle([filling], np.zeros(5, np.int64))
     thirds = [0, -(-WHOLE // 3), -(-2 * WHOLE // 3), WHOLE]
     assert filling.fractions(10**6).tolist() == [thirds, [0, WHOLE // 2, WHOLE, WHOLE]]
+
+
+@st.composite
+def shared_bins(draw) -> tuple[int, np.ndarray, np.ndarray]:
+    """Groups whose options may share bins, as ranks share network cards, and that share bins with each other."""
+    bins = draw(st.integers(1, 6))
+    table = np.full((draw(st.integers(1, 6)), draw(st.integers(1, 6))), -1)
+    for row in table:
+        count = draw(st.integers(1, len(row)))
+        row[:count] = draw(st.lists(st.integers(0, bins - 1), min_size=count, max_size=count))
+    return bins, table, np.array([draw(st.integers(0, 10**6)) for _ in table])
+
+
+@given(shared_bins())
+def test_options_that_share_a_bin_do_not_count_as_two(case):
+    bins, table, amounts = case
+    filling = Filling(table, amounts, amounts, bins)
+    level = settle([filling], np.zeros(bins, np.int64))
+    poured = filling.poured
+    assert (poured.sum(axis=1) == amounts).all()
+    assert (poured[table < 0] == 0).all()
+    assert (poured >= 0).all()
+    assert (np.bincount(table[table >= 0], poured[table >= 0], bins) == level).all()
+    for row, of_row in zip(table, poured, strict=True):
+        for place in set(row[row >= 0].tolist()):
+            assert np.ptp(of_row[row == place]) <= 1
+    distinct = [(np.array([np.unique(row[row >= 0])]), amounts[[i]]) for i, row in enumerate(table)]
+    assert level.max() <= 1.05 * least_fullest(bins, distinct) + bins
+
+
+def test_groups_of_a_round_have_no_bin_in_common():
+    rounds = Options(np.array([[0, 0, 1], [1, 2, 2], [3, -1, -1]])).rounds
+    assert [groups.tolist() for groups in rounds] == [[0, 2], [1]]

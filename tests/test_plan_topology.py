@@ -177,6 +177,22 @@ def test_plans_are_the_same_every_time(case):
     assert third.fingerprint != one.fingerprint
 
 
+@pytest.mark.parametrize("ranks_per_nic", [1, 2])
+def test_the_largest_arrays_are_counted_exactly(ranks_per_nic):
+    """Three holders, shares that are not even, and the most elements that a plan takes."""
+    size = 3 << 43
+    src, dst = named(paper(range(6), a=2, b=3), "a"), named(paper(range(6, 14), dp=4, tp=2), "tp")
+    topology = dataclasses.replace(SMALL, domain_size=3, ranks_per_nic=ranks_per_nic)
+    plan = jreshard.plan({"w": struct(size), "v": struct(6, size // 6)}, src, dst, topology=topology)
+    for leaf in range(2):
+        moves = plan.moves(leaf)
+        assert all(a < b for move in moves for a, b in zip(move.start, move.stop, strict=True))
+        assert sum(move.nbytes for move in moves) == 4 * 2 * size
+        assert sum(math.prod(b - a for a, b in zip(m.start, m.stop, strict=True)) for m in moves) == 4 * size
+    assert plan.nbytes == plan.traffic.sum() == plan.lower_bound == 2 * 4 * 2 * size
+    assert 1 <= plan.figures.over_bound < 1.2
+
+
 # --- balance ---------------------------------------------------------------------------------------------------------
 
 
@@ -204,6 +220,38 @@ def test_the_busiest_link_carries_hardly_more_than_it_must(form, src, dst):
     shapes = {name: struct(*shape, dtype=jnp.float32) for name, shape in form.items()}
     figures = plan_on_h100(shapes, src, dst, smallest_piece=1 << 10).figures
     assert figures.over_bound <= 1.05
+
+
+@pytest.mark.parametrize(
+    ("domain_size", "ranks_per_nic", "src", "dst"),
+    [
+        # one rank of five has a card to itself
+        (8, 4, named(paper(range(8), x=8), "x"), named(paper(range(8, 13)))),
+        # holders of one half share a card, each of the other half has another
+        (
+            4,
+            2,
+            named(paper([3, 1, 0, 5, 4, 2], x=2, r=3), "x"),
+            named(paper([2, 4, 3, 7, 9, 1, 8, 10, 0, 6, 11, 5]), "x"),
+        ),
+        # ranks in threes, cards for two
+        (3, 2, named(paper(range(12), x=3, r=4), "x"), named(paper(range(12, 24), dp=6, tp=2), "tp")),
+        # all that is wanted is wanted by the holders' domains as well, whose cards are busy sending
+        (1, 4, named(paper([0, 1]), "x"), named(paper([3, 1, 2, 0, 4, 5], a=2, b=3), "a")),
+        (1, 1, named(paper(range(6)), None, "x"), named(paper([4, 6, 7, 8, 9, 10, 11, 0, 12, 2]))),
+    ],
+)
+def test_shared_cards_and_shared_devices(domain_size, ranks_per_nic, src, dst):
+    shapes = {"w": struct(1152, 4608, dtype=jnp.float32)}
+    changes = {"domain_size": domain_size, "ranks_per_nic": ranks_per_nic, "smallest_piece": 1 << 10}
+    assert plan_on_h100(shapes, src, dst, **changes).figures.over_bound <= 1.05
+
+
+def test_a_rank_with_a_card_of_its_own_takes_in_no_more_than_it_can_pass_on():
+    """Where links within the domain are as slow as cards, what enters is taken in evenly over ranks, not over cards."""
+    shapes, src, dst = {"w": struct(1 << 21)}, named(paper(range(8)), "x"), named(paper(range(8, 13)))
+    plan = plan_on_h100(shapes, src, dst, ranks_per_nic=4, nvlink=50e9, smallest_piece=1 << 10)
+    assert plan.figures.busiest.nbytes <= 1.02 * (2 << 21) * 4 / 5
 
 
 @pytest.mark.parametrize("ranks_per_nic", [1, 2, 8])
