@@ -111,12 +111,12 @@ void test_processes_with_threads() {
 void test_replicas() {
   for (uint32_t seed = 1; seed <= 16; ++seed) {
     std::mt19937 random(seed);
-    const bool large = seed > 12;
+    const bool large = seed > 8;
     const int ranks = draw(random, 2, 5);
     NcclWorld world(random_processes(random, ranks), seed);
     world.connect();
     const auto slot = [&] { return large ? draw(random, 50'000, 600'000) : random_slot(random); };
-    Transfers first(world, replicas_plan(random, large ? 3 : 20, ranks, large ? 300'000 : 40), slot());
+    Transfers first(world, replicas_plan(random, large ? 4 : 20, ranks, large ? 400'000 : 40), slot());
     Transfers second(world, replicas_plan(random, 8, ranks, 40), slot());
     for (uint32_t id = 1; id <= 4; ++id) call_from_one_thread(world, id % 3 ? first : second, id, random);
     {
