@@ -38,7 +38,9 @@ def leaves(seed: int) -> dict[str, np.ndarray]:
     """Large ones and small ones, some of several waves' worth where slots are small."""
     host = {f"small {i}": oracle.values((34, 2, 14), np.uint8, seed + i) for i in range(40)}
     host |= {f"large {i}": oracle.values((768, 1024, 2), np.float32, seed + i) for i in range(4)}
-    return host | {"bf16": oracle.values((96, 240, 6), jnp.bfloat16, seed), "int4": oracle.values((24, 48), jnp.dtype("int4"), seed)}
+    host["bf16"] = oracle.values((96, 240, 6), jnp.bfloat16, seed)
+    host["int4"] = oracle.values((24, 48), jnp.dtype("int4"), seed)
+    return host
 
 
 def check(src: NamedSharding, dst: NamedSharding, topology: jreshard.Topology | None, **options: Any) -> None:
