@@ -71,13 +71,13 @@ void add_pieces(const Copy& copy, int64_t slot_bytes, std::vector<Piece>& out) {
 
 }  // namespace
 
-std::vector<Piece> pieces_of(const CopyPlan& plan, int leaf, int64_t slot_bytes) {
+std::vector<Piece> pieces_of(const CopyPlan& plan, int leaf, const std::vector<Limits>& limits) {
   const int ranks = plan.num_ranks();
   std::vector<Piece> pieces;
   for (int dst = 0; dst < ranks; ++dst) {
     for (const Copy& copy : plan.copies(leaf, dst)) {
       if (copy.src_rank != dst) {
-        add_pieces(copy, slot_bytes, pieces);
+        add_pieces(copy, limits[copy.phase].slot_bytes, pieces);
       } else if (copy.phase > 0) {
         throw std::invalid_argument("rank " + std::to_string(dst) + " passes on to itself in phase " +
                                     std::to_string(copy.phase));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "copy_plan.h"
+#include "nccl_limits.h"
 
 namespace jreshard {
 
@@ -25,7 +26,7 @@ struct Piece {
 // The pieces of all boxes of a leaf that go from one rank to another, phase by phase, in an order that spreads the
 // ranks: first the first pieces of all boxes to the next rank, then those to the next but one. Throws
 // std::invalid_argument where a rank passes something on to itself.
-std::vector<Piece> pieces_of(const CopyPlan& plan, int leaf, int64_t slot_bytes);
+std::vector<Piece> pieces_of(const CopyPlan& plan, int leaf, const std::vector<Limits>& limits);
 
 // Gives the strides of one side to a row-major packing of the box.
 void make_dense(Copy& copy, int64_t Dim::* stride);

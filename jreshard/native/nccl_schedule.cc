@@ -2,30 +2,14 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <utility>
 
+#include "nccl_limits.h"
 #include "nccl_pieces.h"
 
 namespace jreshard {
 namespace {
-
-// Messages of one side of one rank in a group: 400 of 20 MiB took 25.5 ms in groups of 8, 26.0 in groups of 64 and 28.4
-// in one (two H200); tens of thousands were seen to hang.
-constexpr int kMostMessages = 64;
-// Boxes that share a message, few enough that the next are packed meanwhile.
-constexpr int kMostPieces = 256;
-// Bytes of one phase on one side of one rank in a group, in a plan with relays: the next phase begins a wave later.
-// Groups of 160 MiB were as fast as larger ones.
-constexpr int64_t kMostRelayedBytes = 160 << 20;
-
-// What one phase may take up on one side of one rank in a wave. Phases do not take each other's room, so that a later
-// one does not hold up the next leaves' first.
-struct Limits {
-  int64_t slot_bytes;
-  int64_t wave_bytes;  // a larger piece has a wave for itself
-};
 
 // How full the latest wave of one side of one rank is with pieces of one phase.
 class Side {
@@ -34,7 +18,7 @@ class Side {
   bool fits(int wave, const Piece& piece, int64_t staged, const Limits& limits) const {
     if (wave > wave_ || bytes_ == 0) return true;
     if (staged_ + staged > limits.slot_bytes || piece.copy.bytes() > limits.wave_bytes - bytes_) return false;
-    return piece.merges() ? pieces_ < kMostPieces : messages_ < kMostMessages;
+    return piece.merges() ? pieces_ < limits.pieces : messages_ < limits.messages;
   }
   void add(int wave, const Piece& piece, int64_t staged) {
     if (wave > wave_) {
@@ -88,10 +72,10 @@ using PlacedByWave = std::map<int, std::vector<Placed>>;
 // Places the pieces of one chunk in waves, and notes what the local ranks have to do with them.
 class Placement {
  public:
-  Placement(const std::vector<bool>& local, int phases, const Limits& limits)
+  Placement(const std::vector<bool>& local, const std::vector<Limits>& limits)
       : local_(local),
         limits_(limits),
-        sends_(phases, std::vector<Side>(local.size())),
+        sends_(limits.size(), std::vector<Side>(local.size())),
         receives_(sends_),
         arriving_(local.size()),
         arrived_(local.size()),
@@ -119,7 +103,8 @@ class Placement {
     const Arrival read = phase > 0 ? arrived_[src] : Arrival{};
     Side &sender = sends_[phase][src], &receiver = receives_[phase][dst];
     int wave = std::max({sender.wave(), receiver.wave(), read.free_from(piece)});
-    while (!sender.fits(wave, piece, out, limits_) || !receiver.fits(wave, piece, in, limits_)) ++wave;
+    const Limits& limits = limits_[phase];
+    while (!sender.fits(wave, piece, out, limits) || !receiver.fits(wave, piece, in, limits)) ++wave;
     sender.add(wave, piece, out);
     receiver.add(wave, piece, in);
     int& arrives = piece.dst_staged ? arriving_[dst].unpacked : arriving_[dst].direct;
@@ -129,7 +114,7 @@ class Placement {
   }
 
   const std::vector<bool>& local_;
-  const Limits limits_;
+  const std::vector<Limits>& limits_;                // [phase]
   std::vector<std::vector<Side>> sends_, receives_;  // [phase][rank]
   std::vector<Arrival> arriving_;                    // [rank], of the leaf that is being placed
   std::vector<Arrival> arrived_;                     // the same without the present phase
@@ -214,14 +199,13 @@ int64_t bytes_of(const std::vector<NcclSchedule::Staged>& copies) {
 
 NcclSchedule::NcclSchedule(const CopyPlan& plan, const std::vector<bool>& local, int64_t slot_bytes)
     : num_ranks_(plan.num_ranks()), waves_(static_cast<size_t>(plan.num_chunks()) * plan.num_ranks()) {
-  const int phases = plan.num_phases();
-  const Limits limits{slot_bytes / phases, phases > 1 ? kMostRelayedBytes : std::numeric_limits<int64_t>::max()};
+  const std::vector<Limits> limits = limits_of(plan, slot_bytes);
   std::vector<std::vector<Piece>> by_template(plan.num_templates());
   for (int chunk = 0; chunk < plan.num_chunks(); ++chunk) {
-    Placement placement(local, phases, limits);
+    Placement placement(local, limits);
     for (int leaf = plan.chunk_begin(chunk); leaf < plan.chunk_end(chunk); ++leaf) {
       std::vector<Piece>& pieces = by_template[plan.template_of(leaf)];
-      if (pieces.empty()) pieces = pieces_of(plan, leaf, limits.slot_bytes);
+      if (pieces.empty()) pieces = pieces_of(plan, leaf, limits);
       placement.add(leaf, pieces);
     }
     for (int rank = 0; rank < num_ranks_; ++rank) waves_[chunk * num_ranks_ + rank] = waves_of(rank, placement);

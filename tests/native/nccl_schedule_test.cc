@@ -22,8 +22,7 @@ namespace {
 constexpr int64_t kLarge = 256 << 10;  // boxes from this size on travel without a slot where they can
 constexpr int64_t kSmallest = 3;       // slot: a byte for each phase
 constexpr int64_t kHuge = int64_t{1} << 60;
-constexpr size_t kMostMessages = 64, kMostPieces = 256;  // of one side and phase in a group; pieces may share messages
-constexpr size_t kPhases = 3;
+constexpr size_t kMostMessages = 64, kMostPieces = 256;  // of one side in a group; pieces may share messages
 
 using Wave = NcclSchedule::Wave;
 using Locals = std::vector<bool>;
@@ -116,10 +115,8 @@ void check_slot(const std::vector<NcclSchedule::Staged>& copies, const std::vect
 
 void check_wave(const Wave& wave, int64_t slot_bytes, int64_t staged_bytes) {
   CHECK(!wave.sends.empty() || !wave.receives.empty());
-  for (const auto* messages : {&wave.sends, &wave.receives})
-    CHECK(messages->size() <= kPhases * (kMostMessages + kMostPieces));
-  for (const auto* copies : {&wave.pack, &wave.unpack})
-    CHECK(copies->size() <= kPhases * (kMostMessages + kMostPieces));
+  for (const auto* messages : {&wave.sends, &wave.receives}) CHECK(messages->size() <= kMostMessages + kMostPieces);
+  for (const auto* copies : {&wave.pack, &wave.unpack}) CHECK(copies->size() <= kMostMessages + kMostPieces);
   check_slot(wave.pack, wave.sends, true, slot_bytes, staged_bytes);
   check_slot(wave.unpack, wave.receives, false, slot_bytes, staged_bytes);
 }
@@ -498,7 +495,7 @@ void test_phases_run_beside_each_other() {
   const struct {
     Plan plan;
     size_t sent, later;
-  } cases[] = {{halves(8, kHalf), 4, 1}, {halves(40, kHalf), 20, 1}, {halves(600, 1000), 5, 2}};
+  } cases[] = {{halves(8, kHalf), 4, 1}, {halves(40, kHalf), 20, 1}, {halves(600, 1000), 8, 2}};
   for (const auto& c : cases) {
     const CopyPlan copies = parsed(c.plan);
     const NcclSchedule schedule(copies, all(3), kHuge);
@@ -512,6 +509,36 @@ void test_phases_run_beside_each_other() {
         CHECK(waves[i].lag == (c.later == 2 && i >= 2 ? 2 : 0));
       }
     }
+  }
+}
+
+// Each of ranks 4 to 7 gets a quarter of each leaf, from a source of its own, and passes it on to the three others.
+Plan quarters(int leaves, int64_t rows, int64_t row_bytes, bool by_rows) {
+  Plan plan(leaves, {kSends, kSends, kSends, kSends, kReceives, kReceives, kReceives, kReceives});
+  plan.add_template();
+  const std::vector<Part> parts = cut({0, rows, 0, row_bytes}, 4, by_rows);
+  for (int source = 0; source < 4; ++source) {
+    for (int dst = 4; dst < 8; ++dst) {
+      Copy copy = copy_of(parts[source], row_bytes);
+      copy.phase = dst != source + 4;
+      copy.src_rank = copy.phase ? source + 4 : source;
+      copy.dst_rank = dst;
+      plan.table.templates.back().push_back(copy);
+    }
+  }
+  plan.table.leaf_template.assign(leaves, 0);
+  return plan;
+}
+
+// Also where more is passed on than comes in, the last wave comes soon after the sources' last.
+void test_later_phases_keep_pace() {
+  constexpr int64_t kSlot = 128 << 20, kMiB = 1 << 20;
+  for (const Plan& plan : {quarters(400, 20, kMiB, true), quarters(10, 800, kMiB, true), quarters(2000, 16, 1000, true),
+                           quarters(400, 20, kMiB, false), quarters(20, 400, kMiB, false)}) {
+    const NcclSchedule schedule(parsed(plan), all(8), kSlot);
+    const size_t sent = schedule.waves(0, 0).size();
+    CHECK(sent >= 10);
+    for (int rank : {4, 5, 6, 7}) CHECK(schedule.waves(0, rank).size() <= sent + sent / 10 + 2);
   }
 }
 
@@ -570,6 +597,7 @@ int main() {
       {"groups_are_bounded", test_groups_are_bounded},
       {"replicas", test_replicas},
       {"phases_run_beside_each_other", test_phases_run_beside_each_other},
+      {"later_phases_keep_pace", test_later_phases_keep_pace},
       {"phases_run_beside_each_other_in_huge_leaves", test_phases_run_beside_each_other_in_huge_leaves},
       {"what_is_passed_on_waits_for_the_slots_only", test_what_is_passed_on_waits_for_the_slots_only},
       {"who_passes_on_to_itself_is_refused", test_who_passes_on_to_itself_is_refused},
