@@ -57,11 +57,6 @@ class NcclConnection:
     """
 
     def __init__(self, route: Route, party: Party) -> None:
-        if any(template.relays for template in route.templates):
-            raise ValueError(
-                "transport 'nccl' does not pass bytes on from one destination device to another; plan "
-                "without topology, or use 'auto' or 'p2p'"
-            )
         self._route, self._party = route, party
         self._nccl = nccl.find()
         self._staging = _staging_bytes()

@@ -50,3 +50,10 @@ def test_replicas_complete_each_other(monkeypatch, src, dst, dtype):
         old = plan.execute(params, into=old)
         assert_tree_holds(old, host, dst_sharding)
     assert_tree_holds(params, host, src_sharding)
+
+
+def test_the_pairs_of_every_phase_are_known(monkeypatch):
+    monkeypatch.setattr(_planner, "plan_moves", relayed)
+    src, dst = named(mesh([0]), None), named(mesh([0, 1, 2]), None)
+    plan = jreshard.plan(jax.ShapeDtypeStruct((8,), np.float32), src, dst)
+    assert [route.pairs for route in plan.routes] == [[(0, 1), (1, 2)]]

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <functional>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -23,12 +22,13 @@ std::vector<bool> local_ranks(int ranks, const std::map<int, int>& ordinals) {
   return local;
 }
 
-std::vector<NcclCommunicator::Message> addressed(const std::vector<NcclSchedule::Message>& messages,
-                                                 const std::function<const void*(int leaf)>& base) {
+// Messages with the addresses that they have in a call; `base(message)` is that of the array or slot.
+template <typename Base>
+std::vector<NcclCommunicator::Message> addressed(const std::vector<NcclSchedule::Message>& messages, Base base) {
   std::vector<NcclCommunicator::Message> out;
   out.reserve(messages.size());
   for (const NcclSchedule::Message& m : messages) {
-    char* const start = static_cast<char*>(const_cast<void*>(base(m.leaf)));
+    char* const start = static_cast<char*>(const_cast<void*>(base(m)));
     out.push_back({m.peer, start + m.offset, m.bytes});
   }
   return out;
@@ -51,7 +51,7 @@ NcclExchange::NcclExchange(CopyPlan plan, std::vector<std::string> rank_names, s
       device.ring = StagingRing::of(driver_, ordinal, schedule_.staged_bytes());
       const cuda::DeviceContext context(driver_, ordinal);
       const cuda::CurrentContext current(driver_, context.get());
-      for (cuda::Event* event : {&device.inputs, &device.joined, &device.done}) {
+      for (cuda::Event* event : {&device.inputs, &device.copied, &device.joined, &device.done}) {
         cuda::check(driver_, driver_.EventCreate(event, cuda::kEventDisableTiming), "cuEventCreate");
       }
       if (plan_.sends(rank)) device.sources.resize(plan_.num_leaves());
@@ -66,7 +66,7 @@ NcclExchange::~NcclExchange() { destroy_events(); }
 
 void NcclExchange::destroy_events() {
   for (auto& [rank, device] : devices_) {
-    for (cuda::Event event : {device.inputs, device.joined, device.done}) {
+    for (cuda::Event event : {device.inputs, device.copied, device.joined, device.done}) {
       if (event) driver_.EventDestroy(event);
     }
   }
@@ -277,16 +277,18 @@ void NcclExchange::release(int rank, cuda::Stream stream) {
   });
 }
 
-void NcclExchange::run_waves(Device& device, int rank, int chunk, const Targets& dst, cuda::Stream stream,
+void NcclExchange::run_waves(Device& device, int rank, int chunk, const Targets& results, cuda::Stream stream,
                              Clock::time_point deadline) {
   const StagingRing& ring = *device.ring;
+  const Arrays arrays{device.sources, results, plan_.chunk_begin(chunk)};
   record(device.inputs, stream);
   for (cuda::Stream side : {ring.pack_stream(), ring.unpack_stream(), ring.local_stream()}) {
     order_after(side, device.inputs);
   }
-  copy_locally(device, rank, chunk, dst, ring.local_stream());
+  copy_locally(rank, chunk, arrays, ring.local_stream());
+  record(device.copied, ring.local_stream());
   for (const NcclSchedule::Wave& wave : schedule_.waves(chunk, rank)) {
-    run_wave(device, rank, chunk, wave, dst, stream, deadline);
+    run_wave(device, rank, wave, arrays, stream, deadline);
   }
   join_side_streams(device, stream);
 }
@@ -309,46 +311,71 @@ void NcclExchange::join_after_failure(Device& device, cuda::Stream stream) {
 }
 
 // The next wave packs, and the last one unpacks, while this one is on its way.
-void NcclExchange::run_wave(Device& device, int rank, int chunk, const NcclSchedule::Wave& wave, const Targets& dst,
+void NcclExchange::run_wave(Device& device, int rank, const NcclSchedule::Wave& wave, const Arrays& arrays,
                             cuda::Stream stream, Clock::time_point deadline) {
-  const int first = plan_.chunk_begin(chunk);
-  StagingRing& ring = *device.ring;
-  const auto [out, in] = ring.next();
+  const StagingRing::Turn turn = device.ring->next();
+  if (wave.passes_on) await_arrivals(device, turn, wave, stream);
+  if (!wave.pack.empty()) pack(device, turn.out, wave, arrays, stream);
+  if (!wave.unpack.empty() && turn.in.used) order_after(stream, turn.in.emptied);
   const auto slot = [](const StagingRing::Slot& s) { return reinterpret_cast<void*>(s.memory); };
-  if (!wave.pack.empty()) {
-    if (out.used) order_after(ring.pack_stream(), out.emptied);
-    CopyBatch batch(driver_);
-    for (const NcclSchedule::Staged& s : wave.pack) batch.add(s.copy, device.sources[s.leaf], slot(out));
-    batch.enqueue(ring.pack_stream());
-    record(out.filled, ring.pack_stream());
-    order_after(stream, out.filled);
-  }
-  if (!wave.unpack.empty() && in.used) order_after(stream, in.emptied);
   communicator_->exchange(
-      rank, addressed(wave.sends, [&, &out = out](int leaf) { return leaf < 0 ? slot(out) : device.sources[leaf]; }),
-      addressed(wave.receives, [&, &in = in](int leaf) { return leaf < 0 ? slot(in) : dst[leaf - first]; }), stream,
-      deadline);
+      rank,
+      addressed(wave.sends,
+                [&](const auto& m) { return m.leaf < 0 ? slot(turn.out) : arrays.read(m.leaf, m.passed_on); }),
+      addressed(wave.receives, [&](const auto& m) { return m.leaf < 0 ? slot(turn.in) : arrays.write(m.leaf); }),
+      stream, deadline);
   if (!wave.pack.empty()) {
-    record(out.emptied, stream);
-    out.used = true;
+    record(turn.out.emptied, stream);
+    turn.out.used = true;
   }
-  if (wave.unpack.empty()) return;
-  record(in.filled, stream);
-  order_after(ring.unpack_stream(), in.filled);
-  CopyBatch batch(driver_);
-  for (const NcclSchedule::Staged& s : wave.unpack) batch.add(s.copy, slot(in), dst[s.leaf - first]);
-  batch.enqueue(ring.unpack_stream());
-  record(in.emptied, ring.unpack_stream());
-  in.used = true;
+  if (!wave.unpack.empty() || wave.awaited) unpack(device, turn.in, wave, arrays, stream);
 }
 
-void NcclExchange::copy_locally(Device& device, int rank, int chunk, const Targets& dst, cuda::Stream stream) {
-  if (!plan_.sends(rank) || !plan_.receives(rank)) return;
-  const int first = plan_.chunk_begin(chunk);
+// Has what a wave packs or sends wait until the device has got it.
+void NcclExchange::await_arrivals(Device& device, const StagingRing::Turn& turn, const NcclSchedule::Wave& wave,
+                                  cuda::Stream stream) {
+  std::vector<cuda::Event> arrivals{device.copied};
+  if (wave.lag > 0) arrivals.push_back(wave.lag == 1 ? turn.in_before.emptied : turn.in.emptied);
+  for (cuda::Event arrival : arrivals) {
+    order_after(stream, arrival);
+    if (!wave.pack.empty()) order_after(device.ring->pack_stream(), arrival);
+  }
+}
+
+void NcclExchange::pack(Device& device, StagingRing::Slot& slot, const NcclSchedule::Wave& wave, const Arrays& arrays,
+                        cuda::Stream stream) {
+  const cuda::Stream side = device.ring->pack_stream();
+  if (slot.used) order_after(side, slot.emptied);
   CopyBatch batch(driver_);
-  for (int leaf = first; leaf < plan_.chunk_end(chunk); ++leaf) {
-    for (const Copy& copy : plan_.copies(leaf, rank)) {
-      if (copy.src_rank == rank) batch.add(copy, device.sources[leaf], dst[leaf - first]);
+  for (const NcclSchedule::Staged& s : wave.pack) {
+    batch.add(s.copy, arrays.read(s.leaf, s.copy.phase > 0), reinterpret_cast<void*>(slot.memory));
+  }
+  batch.enqueue(side);
+  record(slot.filled, side);
+  order_after(stream, slot.filled);
+}
+
+// Also where there is nothing to unpack: the event then stands for what went straight into the arrays.
+void NcclExchange::unpack(Device& device, StagingRing::Slot& slot, const NcclSchedule::Wave& wave, const Arrays& arrays,
+                          cuda::Stream stream) {
+  const cuda::Stream side = device.ring->unpack_stream();
+  record(slot.filled, stream);
+  order_after(side, slot.filled);
+  CopyBatch batch(driver_);
+  for (const NcclSchedule::Staged& s : wave.unpack) {
+    batch.add(s.copy, reinterpret_cast<const void*>(slot.memory), arrays.write(s.leaf));
+  }
+  batch.enqueue(side);
+  record(slot.emptied, side);
+  slot.used = true;
+}
+
+void NcclExchange::copy_locally(int rank, int chunk, const Arrays& arrays, cuda::Stream stream) {
+  if (!plan_.sends(rank) || !plan_.receives(rank)) return;
+  CopyBatch batch(driver_);
+  for (int leaf = plan_.chunk_begin(chunk); leaf < plan_.chunk_end(chunk); ++leaf) {
+    for (const Copy& copy : plan_.copies(leaf, rank, 0)) {
+      if (copy.src_rank == rank) batch.add(copy, arrays.read(leaf, false), arrays.write(leaf));
     }
   }
   batch.enqueue(stream);

@@ -1,9 +1,13 @@
 // The exchange over NCCL: the ranks of one process, whose peers may be in other processes and on other hosts.
 //
 // Publish notes the arrays. A device that receives, receives in its receive step; a device that sends and does not
-// receive, sends in its release step. A device that does both also sends in its receive step, in the same groups: its
-// peers wait for both at the same time, so it must not finish one before it begins the other. All devices carry out the
-// chunks of leaves in one order, which the programs keep by chaining their calls.
+// receive, sends in its release step. A device that does both, because it has sources or because it passes on what it
+// received, also sends in its receive step, in the same groups: its peers wait for both at the same time, so it must
+// not finish one before it begins the other. All devices carry out the chunks of leaves in one order, which the
+// programs keep by chaining their calls.
+//
+// What is passed on is read where it was received: the groups of a device are on one stream, and where copies on its
+// side streams come in between, events order them.
 //
 // A device takes only so much work ahead, and who enqueues more waits until the device gets on, for which it may need
 // its peers: receive and release have to be launched from threads of their own.
@@ -57,6 +61,7 @@ class NcclExchange : public GpuExchange, public std::enable_shared_from_this<Ncc
   struct Device {
     std::shared_ptr<StagingRing> ring;
     cuda::Event inputs = nullptr;      // the program has come to its chunk
+    cuda::Event copied = nullptr;      // what stays on the device is in place
     cuda::Event joined = nullptr;      // a side stream has come to the end of the launch
     cuda::Event done = nullptr;        // after the last launch so far
     std::vector<const void*> sources;  // [leaf], where the rank sends
@@ -71,6 +76,15 @@ class NcclExchange : public GpuExchange, public std::enable_shared_from_this<Ncc
     std::string error;
   };
   using Targets = std::vector<void*>;
+  // The arrays of one chunk on a device.
+  struct Arrays {
+    const std::vector<const void*>& sources;  // [leaf]
+    const Targets& results;                   // [leaf of the chunk]
+    int first;                                // leaf of the chunk
+
+    const void* read(int leaf, bool passed_on) const { return passed_on ? write(leaf) : sources[leaf]; }
+    void* write(int leaf) const { return results[leaf - first]; }
+  };
 
   void destroy_events();
   // Fails the open call, if it has that id; returns, after the abort, whether it had not failed before.
@@ -87,13 +101,19 @@ class NcclExchange : public GpuExchange, public std::enable_shared_from_this<Ncc
   // fails, and the stream goes on only when what was enqueued until then is over.
   template <typename Action>
   void launch(int rank, cuda::Stream stream, Action action);
-  void run_waves(Device& device, int rank, int chunk, const Targets& dst, cuda::Stream stream,
+  void run_waves(Device& device, int rank, int chunk, const Targets& results, cuda::Stream stream,
                  Clock::time_point deadline);
-  void run_wave(Device& device, int rank, int chunk, const NcclSchedule::Wave& wave, const Targets& dst,
-                cuda::Stream stream, Clock::time_point deadline);
+  void run_wave(Device& device, int rank, const NcclSchedule::Wave& wave, const Arrays& arrays, cuda::Stream stream,
+                Clock::time_point deadline);
+  void await_arrivals(Device& device, const StagingRing::Turn& turn, const NcclSchedule::Wave& wave,
+                      cuda::Stream stream);
+  void pack(Device& device, StagingRing::Slot& slot, const NcclSchedule::Wave& wave, const Arrays& arrays,
+            cuda::Stream stream);
+  void unpack(Device& device, StagingRing::Slot& slot, const NcclSchedule::Wave& wave, const Arrays& arrays,
+              cuda::Stream stream);
+  void copy_locally(int rank, int chunk, const Arrays& arrays, cuda::Stream stream);
   void join_side_streams(Device& device, cuda::Stream stream);
   void join_after_failure(Device& device, cuda::Stream stream);
-  void copy_locally(Device& device, int rank, int chunk, const Targets& dst, cuda::Stream stream);
   void order_after(cuda::Stream stream, cuda::Event event);
   void record(cuda::Event event, cuda::Stream stream);
 

@@ -1,136 +1,40 @@
 #include "nccl_schedule.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
-#include <stdexcept>
-#include <tuple>
 #include <utility>
+
+#include "nccl_limits.h"
+#include "nccl_pieces.h"
 
 namespace jreshard {
 namespace {
 
-// A message costs some 5 µs, two copies within a device some 2 µs: smaller boxes are cheaper by way of the slots.
-constexpr int64_t kSmallBytes = 256 << 10;
-// Messages of one side of one rank in a group: 400 of 20 MiB took 25.5 ms in groups of 8, 26.0 in groups of 64 and 28.4
-// in one (two H200); tens of thousands were seen to hang.
-constexpr int kMostMessages = 64;
-// Boxes that share a message, few enough that the next are packed meanwhile.
-constexpr int kMostPieces = 256;
-
-// Part of a box that travels in one piece.
-struct Piece {
-  Copy copy;
-  int index;  // among the pieces of its box
-  bool src_staged;
-  bool dst_staged;
-
-  // Whether it may share a message with its neighbours: it passes through slots on both sides.
-  bool merges() const { return src_staged && dst_staged; }
-};
-
-bool is_dense(const Copy& copy, int64_t Dim::* stride) {
-  int64_t expected = copy.run;
-  for (size_t d = copy.dims.size(); d-- > 0;) {
-    if (copy.dims[d].*stride != expected) return false;
-    expected *= copy.dims[d].extent;
-  }
-  return true;
-}
-
-// Gives the strides of one side to a row-major packing of the box.
-void make_dense(Copy& copy, int64_t Dim::* stride) {
-  int64_t expected = copy.run;
-  for (size_t d = copy.dims.size(); d-- > 0;) {
-    copy.dims[d].*stride = expected;
-    expected *= copy.dims[d].extent;
-  }
-}
-
-Copy shifted(Copy copy, int64_t src, int64_t dst) {
-  copy.src_offset += src;
-  copy.dst_offset += dst;
-  return copy;
-}
-
-// Appends boxes of at most `most` bytes that make up `copy`, cut along the outermost dim where that will do.
-void split(const Copy& copy, int64_t most, std::vector<Copy>& out) {
-  if (copy.bytes() <= most) {
-    out.push_back(copy);
-    return;
-  }
-  if (copy.dims.empty()) {
-    for (int64_t at = 0; at < copy.run; at += most) {
-      Copy part = shifted(copy, at, at);
-      part.run = std::min(most, copy.run - at);
-      out.push_back(part);
-    }
-    return;
-  }
-  const Dim outer = copy.dims.front();
-  const int64_t slices = std::max<int64_t>(1, most / (copy.bytes() / outer.extent));
-  for (int64_t at = 0; at < outer.extent; at += slices) {
-    Copy part = shifted(copy, at * outer.src_stride, at * outer.dst_stride);
-    part.dims.front().extent = std::min(slices, outer.extent - at);
-    if (part.dims.front().extent > 1) {
-      out.push_back(part);
-      continue;
-    }
-    part.dims.erase(part.dims.begin());
-    split(part, most, out);
-  }
-}
-
-// The pieces of all boxes of one leaf that go from one rank to another, in an order that spreads the ranks: first the
-// first pieces of all boxes to the next rank, then those to the next but one.
-std::vector<Piece> pieces_of(const CopyPlan& plan, int leaf, int64_t slot_bytes) {
-  const int ranks = plan.num_ranks();
-  std::vector<Piece> pieces;
-  for (int dst = 0; dst < ranks; ++dst) {
-    for (const Copy& copy : plan.copies(leaf, dst)) {
-      if (copy.src_rank == dst) continue;
-      const bool small = copy.bytes() < kSmallBytes;
-      const bool src_staged = small || !is_dense(copy, &Dim::src_stride);
-      const bool dst_staged = small || !is_dense(copy, &Dim::dst_stride);
-      std::vector<Copy> parts;
-      if (src_staged || dst_staged) {
-        split(copy, slot_bytes, parts);
-      } else {
-        parts.push_back(copy);
-      }
-      int index = 0;
-      for (Copy& part : parts) pieces.push_back({std::move(part), index++, src_staged, dst_staged});
-    }
-  }
-  std::stable_sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) {
-    const auto key = [&](const Piece& p) {
-      return std::tuple(p.index, (p.copy.dst_rank - p.copy.src_rank + ranks) % ranks, p.copy.src_rank);
-    };
-    return key(a) < key(b);
-  });
-  return pieces;
-}
-
-// How full the latest wave of one side of one rank is.
+// How full the latest wave of one side of one rank is with pieces of one phase.
 class Side {
  public:
   int wave() const { return wave_; }
-  bool fits(int wave, const Piece& piece, int64_t staged, int64_t slot_bytes) const {
-    if (wave > wave_) return true;
-    return staged_ + staged <= slot_bytes && (piece.merges() ? pieces_ < kMostPieces : messages_ < kMostMessages);
+  bool fits(int wave, const Piece& piece, int64_t staged, const Limits& limits) const {
+    if (wave > wave_ || bytes_ == 0) return true;
+    if (staged_ + staged > limits.slot_bytes || piece.copy.bytes() > limits.wave_bytes - bytes_) return false;
+    return piece.merges() ? pieces_ < limits.pieces : messages_ < limits.messages;
   }
   void add(int wave, const Piece& piece, int64_t staged) {
     if (wave > wave_) {
-      staged_ = 0;
+      staged_ = bytes_ = 0;
       messages_ = pieces_ = 0;
     }
     wave_ = wave;
     staged_ += staged;
+    bytes_ += piece.copy.bytes();
     ++(piece.merges() ? pieces_ : messages_);
   }
 
  private:
   int wave_ = 0;
   int64_t staged_ = 0;
+  int64_t bytes_ = 0;
   int messages_ = 0;
   int pieces_ = 0;
 };
@@ -138,14 +42,29 @@ class Side {
 // The end of a piece at which a rank stands.
 enum class End { kSender, kReceiver };
 
+constexpr int kNever = -2;  // no wave, and none for which another would have to wait
+
+// The last waves in which a rank got something of a leaf: straight into the array, and by way of a slot.
+struct Arrival {
+  int direct = kNever;
+  int unpacked = kNever;
+
+  // The first wave in which the rank may send a piece of it.
+  int free_from(const Piece& piece) const { return std::max(unpacked + 2, piece.src_staged ? direct + 2 : direct + 1); }
+  // The wave after which it can be sent or packed, where the order of the groups does not see to that.
+  int awaited(const Piece& piece) const { return piece.src_staged ? std::max(direct, unpacked) : unpacked; }
+};
+
 // A piece with its leaf, as one end of it is noted.
 struct Placed {
   int leaf;
   const Piece* piece;
+  int awaited;  // the wave of the sender before whose end it cannot be packed or sent, or kNever
 
   bool staged(End end) const { return end == End::kSender ? piece->src_staged : piece->dst_staged; }
   int peer(End end) const { return end == End::kSender ? piece->copy.dst_rank : piece->copy.src_rank; }
   int64_t offset(End end) const { return end == End::kSender ? piece->copy.src_offset : piece->copy.dst_offset; }
+  bool passed_on(End end) const { return end == End::kSender && piece->copy.phase > 0; }
 };
 
 using PlacedByWave = std::map<int, std::vector<Placed>>;
@@ -153,33 +72,53 @@ using PlacedByWave = std::map<int, std::vector<Placed>>;
 // Places the pieces of one chunk in waves, and notes what the local ranks have to do with them.
 class Placement {
  public:
-  Placement(const std::vector<bool>& local, int64_t slot_bytes)
+  Placement(const std::vector<bool>& local, const std::vector<Limits>& limits)
       : local_(local),
-        slot_bytes_(slot_bytes),
-        sends_(local.size()),
-        receives_(local.size()),
+        limits_(limits),
+        sends_(limits.size(), std::vector<Side>(local.size())),
+        receives_(sends_),
+        arriving_(local.size()),
+        arrived_(local.size()),
         sent_(local.size()),
         received_(local.size()) {}
 
-  // Into the first wave with room on both sides, but none before the latest of either: pieces keep their order.
-  void add(int leaf, const Piece& piece) {
-    const int src = piece.copy.src_rank, dst = piece.copy.dst_rank;
-    const int64_t out = piece.src_staged ? piece.copy.bytes() : 0, in = piece.dst_staged ? piece.copy.bytes() : 0;
-    int wave = std::max(sends_[src].wave(), receives_[dst].wave());
-    while (!sends_[src].fits(wave, piece, out, slot_bytes_) || !receives_[dst].fits(wave, piece, in, slot_bytes_))
-      ++wave;
-    sends_[src].add(wave, piece, out);
-    receives_[dst].add(wave, piece, in);
-    if (local_[src]) sent_[src][wave].push_back({leaf, &piece});
-    if (local_[dst]) received_[dst][wave].push_back({leaf, &piece});
+  // The pieces of a leaf in the order of their phases.
+  void add(int leaf, const std::vector<Piece>& pieces) {
+    for (auto first = pieces.begin(); first != pieces.end();) {
+      const int phase = first->copy.phase;
+      const auto last = std::find_if(first, pieces.end(), [phase](const Piece& p) { return p.copy.phase != phase; });
+      std::for_each(first, last, [&](const Piece& piece) { place(leaf, piece); });
+      for (; first != last; ++first) arrived_[first->copy.dst_rank] = arriving_[first->copy.dst_rank];
+    }
+    for (const Piece& piece : pieces) arriving_[piece.copy.dst_rank] = arrived_[piece.copy.dst_rank] = {};
   }
   PlacedByWave& at(int rank, End end) { return end == End::kSender ? sent_[rank] : received_[rank]; }
 
  private:
+  // Into the first wave with room on both sides, but none before the latest of either: the pieces of a phase keep their
+  // order. And none before what it reads has arrived.
+  void place(int leaf, const Piece& piece) {
+    const int src = piece.copy.src_rank, dst = piece.copy.dst_rank, phase = piece.copy.phase;
+    const int64_t out = piece.src_staged ? piece.copy.bytes() : 0, in = piece.dst_staged ? piece.copy.bytes() : 0;
+    const Arrival read = phase > 0 ? arrived_[src] : Arrival{};
+    Side &sender = sends_[phase][src], &receiver = receives_[phase][dst];
+    int wave = std::max({sender.wave(), receiver.wave(), read.free_from(piece)});
+    const Limits& limits = limits_[phase];
+    while (!sender.fits(wave, piece, out, limits) || !receiver.fits(wave, piece, in, limits)) ++wave;
+    sender.add(wave, piece, out);
+    receiver.add(wave, piece, in);
+    int& arrives = piece.dst_staged ? arriving_[dst].unpacked : arriving_[dst].direct;
+    arrives = std::max(arrives, wave);
+    if (local_[src]) sent_[src][wave].push_back({leaf, &piece, read.awaited(piece)});
+    if (local_[dst]) received_[dst][wave].push_back({leaf, &piece, kNever});
+  }
+
   const std::vector<bool>& local_;
-  const int64_t slot_bytes_;
-  std::vector<Side> sends_, receives_;
-  std::vector<PlacedByWave> sent_, received_;  // [rank]
+  const std::vector<Limits>& limits_;                // [phase]
+  std::vector<std::vector<Side>> sends_, receives_;  // [phase][rank]
+  std::vector<Arrival> arriving_;                    // [rank], of the leaf that is being placed
+  std::vector<Arrival> arrived_;                     // the same without the present phase
+  std::vector<PlacedByWave> sent_, received_;        // [rank]
 };
 
 // Lets a piece join the message before, or gives it one of its own.
@@ -190,9 +129,9 @@ void add_message(std::vector<NcclSchedule::Message>& out, const Placed& placed, 
   if (join && !out.empty() && out.back().peer == peer) {
     out.back().bytes += bytes;
   } else if (placed.staged(end)) {
-    out.push_back({peer, -1, slot_offset, bytes});
+    out.push_back({peer, -1, slot_offset, bytes, false});
   } else {
-    out.push_back({peer, placed.leaf, placed.offset(end), bytes});
+    out.push_back({peer, placed.leaf, placed.offset(end), bytes, placed.passed_on(end)});
   }
 }
 
@@ -219,19 +158,34 @@ void add_half(std::vector<Placed>& placed, End end, std::vector<NcclSchedule::Me
   }
 }
 
+// What a wave of a rank has to wait for before it passes something on. `before` is the rank's wave before that.
+void set_lag(NcclSchedule::Wave& wave, const std::vector<Placed>& sent, int before) {
+  int awaited = kNever;
+  for (const Placed& p : sent) {
+    wave.passes_on |= p.passed_on(End::kSender);
+    awaited = std::max(awaited, p.awaited);
+  }
+  if (awaited != kNever) wave.lag = awaited == before ? 1 : 2;
+}
+
 // The waves in which a rank has a part.
 std::vector<NcclSchedule::Wave> waves_of(int rank, Placement& placement) {
   std::map<int, NcclSchedule::Wave> by_number;
-  for (auto& [number, placed] : placement.at(rank, End::kSender)) {
-    NcclSchedule::Wave& wave = by_number[number];
-    add_half(placed, End::kSender, wave.sends, wave.pack);
-  }
   for (auto& [number, placed] : placement.at(rank, End::kReceiver)) {
     NcclSchedule::Wave& wave = by_number[number];
     add_half(placed, End::kReceiver, wave.receives, wave.unpack);
   }
+  for (auto& [number, placed] : placement.at(rank, End::kSender)) {
+    NcclSchedule::Wave& wave = by_number[number];
+    add_half(placed, End::kSender, wave.sends, wave.pack);
+    const auto at = by_number.find(number);
+    set_lag(wave, placed, at == by_number.begin() ? kNever : std::prev(at)->first);
+  }
   std::vector<NcclSchedule::Wave> waves;
-  for (auto& [number, wave] : by_number) waves.push_back(std::move(wave));
+  for (auto& [number, wave] : by_number) {
+    waves.push_back(std::move(wave));
+    if (const int lag = waves.back().lag) waves[waves.size() - 1 - lag].awaited = true;
+  }
   return waves;
 }
 
@@ -245,14 +199,14 @@ int64_t bytes_of(const std::vector<NcclSchedule::Staged>& copies) {
 
 NcclSchedule::NcclSchedule(const CopyPlan& plan, const std::vector<bool>& local, int64_t slot_bytes)
     : num_ranks_(plan.num_ranks()), waves_(static_cast<size_t>(plan.num_chunks()) * plan.num_ranks()) {
-  if (plan.num_phases() > 1) throw std::invalid_argument("copies in several phases cannot be carried out over NCCL");
+  const std::vector<Limits> limits = limits_of(plan, slot_bytes);
   std::vector<std::vector<Piece>> by_template(plan.num_templates());
   for (int chunk = 0; chunk < plan.num_chunks(); ++chunk) {
-    Placement placement(local, slot_bytes);
+    Placement placement(local, limits);
     for (int leaf = plan.chunk_begin(chunk); leaf < plan.chunk_end(chunk); ++leaf) {
       std::vector<Piece>& pieces = by_template[plan.template_of(leaf)];
-      if (pieces.empty()) pieces = pieces_of(plan, leaf, slot_bytes);
-      for (const Piece& piece : pieces) placement.add(leaf, piece);
+      if (pieces.empty()) pieces = pieces_of(plan, leaf, limits);
+      placement.add(leaf, pieces);
     }
     for (int rank = 0; rank < num_ranks_; ++rank) waves_[chunk * num_ranks_ + rank] = waves_of(rank, placement);
   }

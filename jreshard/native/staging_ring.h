@@ -19,10 +19,11 @@ class StagingRing {
     cuda::Event emptied = nullptr;  // sent, or unpacked
     bool used = false;
   };
-  // The slots of one wave.
+  // The slots of one wave, and that for what the wave before received.
   struct Turn {
     Slot& out;
     Slot& in;
+    const Slot& in_before;
   };
 
   // The ring of a device of this process, one for all exchanges, which take turns on the device's stream. It grows to
@@ -37,7 +38,7 @@ class StagingRing {
 
   Turn next() {
     turn_ = !turn_;
-    return {out_[turn_], in_[turn_]};
+    return {out_[turn_], in_[turn_], in_[!turn_]};
   }
   cuda::Stream pack_stream() const { return pack_; }
   cuda::Stream unpack_stream() const { return unpack_; }

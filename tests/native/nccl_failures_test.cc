@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kSlot = 60;
 
-// A sender, a receiver and two that do both; boxes of each kind, in several chunks and waves.
+// A sender, a receiver and two that do both; boxes of each kind, in several chunks, waves and phases.
 Plan every_kind_of_box() {
   Plan plan(2, {kSends, kReceives, kSends | kReceives, kSends | kReceives});
   plan.add_template();
@@ -24,7 +24,22 @@ Plan every_kind_of_box() {
       plan.add(src, dst, {{0, 0, 0, 0, 3, {{2, 12, 10}, {2, 4, 5}}}, 24, 20});
     }
   }
+  const std::vector<int64_t> received = plan.dst_bytes[0];
+  plan.forward(1, 1, 2, {{0, 0, 4, 1, 9, {}}, 13, 10}, received[1]);
+  plan.forward(1, 3, 1, {{0, 0, 0, 0, 3, {{2, 4, 5}}}, 8, 10}, received[3]);
+  plan.forward(2, 2, 3, {{0, 0, received[2], 0, 10, {}}, received[2] + 10, 10}, plan.dst_bytes[0][2]);
   plan.table.leaf_template = {0, 0, 0};
+  return plan;
+}
+
+// From rank 0 to rank 1, which passes it on to rank 2, which passes it on to rank 3.
+Plan chain() {
+  Plan plan(1, {kSends, kReceives, kReceives, kReceives});
+  plan.add_template();
+  plan.add(0, 1, {{0, 0, 0, 0, 9, {}}, 9, 9});
+  plan.forward(1, 1, 2, {{0, 0, 0, 0, 9, {}}, 9, 9}, 9);
+  plan.forward(2, 2, 3, {{0, 0, 0, 0, 9, {}}, 9, 9}, 9);
+  plan.table.leaf_template = {0};
   return plan;
 }
 
@@ -212,6 +227,38 @@ void test_timeouts_name_the_late() {
   }
 }
 
+// A rank that fails, or whose process does not come, when others wait for what it is to pass on.
+void test_who_does_not_pass_on() {
+  for (const int late : {1, 2}) {
+    for (const bool comes : {false, true}) {
+      std::vector<int> processes(4);
+      processes[late] = 1;
+      NcclWorld world(processes, 1);
+      world.connect();
+      Transfers t(world, chain(), kSlot);
+      {
+        const RunningDevices running(world.driver);
+        CHECK(t.exchange(0).begin(kFailing, 0.5) && t.exchange(1).begin(kFailing, kLong));
+        t.publish(kFailing, 0);
+        t.release(kFailing, 0);
+        for (int rank : {1, 2, 3}) {
+          if (rank != late) t.receive(kFailing, rank);
+        }
+        if (comes) {
+          world.nccl.fail("ncclSend", 0);  // when it has received
+          CHECK_TEXT(error_of([&] { t.receive(kFailing, late); }),
+                     "jreshard: ncclSend failed: as told, on device " + std::to_string(late));
+        }
+        const std::string text = error_of([&] { t.exchange(0).wait(kFailing); });
+        CHECK(contains(text, "timed out after 0.5 s") && contains(text, "device 3"));
+        CHECK(!contains(text, "device " + std::to_string(late)));
+      }
+      t.exchange(1).abort(kFailing, "over");
+      check_over(world, t);
+    }
+  }
+}
+
 void test_aborts_reach_those_who_wait() {
   for (const bool all : {false, true}) {
     NcclWorld world({0, 1}, 1);
@@ -343,6 +390,7 @@ int main() {
       {"who_does_not_join", test_who_does_not_join},
       {"pairs_that_only_one_side_connects", test_pairs_that_only_one_side_connects},
       {"timeouts_name_the_late", test_timeouts_name_the_late},
+      {"who_does_not_pass_on", test_who_does_not_pass_on},
       {"aborts_reach_those_who_wait", test_aborts_reach_those_who_wait},
       {"lost_peers", test_lost_peers},
       {"a_call_of_another_plan_finds_the_communicator_broken",

@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "copy_table.h"
+#include "nccl_plans.h"
 
 using jreshard::Copy;
 using jreshard::CopyPlan;
@@ -19,6 +20,7 @@ using jreshard::NcclSchedule;
 namespace {
 
 constexpr int64_t kLarge = 256 << 10;  // boxes from this size on travel without a slot where they can
+constexpr int64_t kSmallest = 3;       // slot: a byte for each phase
 constexpr int64_t kHuge = int64_t{1} << 60;
 constexpr size_t kMostMessages = 64, kMostPieces = 256;  // of one side in a group; pieces may share messages
 
@@ -45,7 +47,7 @@ StridedBox large_box(std::mt19937& random) {
 
 // Boxes of every kind: tiny ones in many dims, and large ones.
 Plan mixed_plan(std::mt19937& random) {
-  Plan plan = random_plan(random, 6);
+  Plan plan = random_relays(random, 6, draw(random, 1, 3));
   const auto& roles = plan.table.roles;
   const int templates = plan.table.templates.size();
   for (int t = 0; t < 2; ++t) {
@@ -65,8 +67,8 @@ bool equal(const Copy& a, const Copy& b) {
   const auto same_dim = [](const jreshard::Dim& x, const jreshard::Dim& y) {
     return std::tie(x.extent, x.src_stride, x.dst_stride) == std::tie(y.extent, y.src_stride, y.dst_stride);
   };
-  return std::tie(a.src_rank, a.dst_rank, a.src_offset, a.dst_offset, a.run) ==
-             std::tie(b.src_rank, b.dst_rank, b.src_offset, b.dst_offset, b.run) &&
+  return std::tie(a.src_rank, a.dst_rank, a.phase, a.src_offset, a.dst_offset, a.run) ==
+             std::tie(b.src_rank, b.dst_rank, b.phase, b.src_offset, b.dst_offset, b.run) &&
          std::equal(a.dims.begin(), a.dims.end(), b.dims.begin(), b.dims.end(), same_dim);
 }
 
@@ -75,12 +77,14 @@ bool equal(const Wave& a, const Wave& b) {
     return x.leaf == y.leaf && equal(x.copy, y.copy);
   };
   const auto same_message = [](const NcclSchedule::Message& x, const NcclSchedule::Message& y) {
-    return std::tie(x.peer, x.leaf, x.offset, x.bytes) == std::tie(y.peer, y.leaf, y.offset, y.bytes);
+    return std::tie(x.peer, x.leaf, x.offset, x.bytes, x.passed_on) ==
+           std::tie(y.peer, y.leaf, y.offset, y.bytes, y.passed_on);
   };
   const auto same = [](const auto& x, const auto& y, auto by) {
     return std::equal(x.begin(), x.end(), y.begin(), y.end(), by);
   };
-  return same(a.pack, b.pack, same_copy) && same(a.unpack, b.unpack, same_copy) &&
+  const auto order = [](const Wave& w) { return std::tie(w.passes_on, w.lag, w.awaited); };
+  return order(a) == order(b) && same(a.pack, b.pack, same_copy) && same(a.unpack, b.unpack, same_copy) &&
          same(a.sends, b.sends, same_message) && same(a.receives, b.receives, same_message);
 }
 
@@ -118,7 +122,7 @@ void check_wave(const Wave& wave, int64_t slot_bytes, int64_t staged_bytes) {
 }
 
 // All ranks of a plan, of which each goes on to its next wave when all messages of its present one have met their other
-// ends, as streams do.
+// ends, as streams do. A wave is packed as early, and unpacked as late, as two slots and the waves' lags permit.
 class Ranks {
  public:
   // Each process schedules its own part.
@@ -139,7 +143,8 @@ class Ranks {
       }
     }
     for (Rank& rank : ranks_) {
-      rank.out = rank.in = Bytes(schedules_[rank.schedule].staged_bytes());
+      const Bytes slot(schedules_[rank.schedule].staged_bytes(), kPoison);
+      for (Slots& slots : rank.slots) slots = {slot, slot};
       for (int chunk = 0; chunk < parsed_.num_chunks(); ++chunk) {
         const NcclSchedule& schedule = schedules_[rank.schedule];
         for (const Wave& wave : schedule.waves(chunk, &rank - ranks_.data())) {
@@ -164,12 +169,16 @@ class Ranks {
   }
 
  private:
+  struct Slots {
+    Bytes out, in;
+  };
   struct Rank {
     int schedule = -1;
     std::vector<Bytes> src, dst;  // [leaf]
-    Bytes out, in;                // slots
+    Slots slots[2];               // of waves in turn
     int chunk = 0;
     size_t wave = 0;
+    size_t packed = 0, unpacked = 0;  // waves of the chunk
     bool entered = false;
     size_t left = 0;  // messages of the wave that have not met their other ends
   };
@@ -191,36 +200,72 @@ class Ranks {
     Rank& rank = ranks_[number];
     if (rank.chunk == parsed_.num_chunks()) return false;
     if (rank.wave == waves(number).size()) {
+      unpack(number, rank.wave);
       ++rank.chunk;
-      rank.wave = 0;
+      rank.wave = rank.packed = rank.unpacked = 0;
       return true;
     }
-    const Wave& wave = waves(number)[rank.wave];
     if (!rank.entered) {
-      enter(number, wave);
+      enter(number);
       return true;
     }
     if (rank.left) return false;
-    for (const NcclSchedule::Staged& s : wave.unpack) copy_naively(s.copy, rank.in, rank.dst[s.leaf]);
     rank.entered = false;
     ++rank.wave;
     return true;
   }
-  void enter(int number, const Wave& wave) {
+  void enter(int number) {
     Rank& rank = ranks_[number];
+    const Wave& wave = waves(number)[rank.wave];
     rank.entered = true;
     rank.left = wave.sends.size() + wave.receives.size();
-    for (const NcclSchedule::Staged& s : wave.pack) copy_naively(s.copy, rank.src[s.leaf], rank.out);
+    if (rank.wave >= 1) unpack(number, rank.wave - 1);  // the slot is used again
+    if (wave.lag) await(number, rank.wave);
+    pack(number, rank.wave);
+    if (rank.wave + 1 < waves(number).size()) pack_ahead(number, rank.wave + 1);
     const std::pair<int, size_t> at(rank.chunk, rank.wave);
+    Slots& slots = rank.slots[rank.wave % 2];
     for (const NcclSchedule::Message& m : wave.sends) {
+      CHECK(!m.passed_on || wave.passes_on);
       Channel& channel = channels_[{number, m.peer}];
-      channel.sends.push_back({number, start(m, m.leaf < 0 ? rank.out : rank.src[m.leaf]), m.bytes, at});
+      Bytes& array = m.leaf < 0 ? slots.out : m.passed_on ? rank.dst[m.leaf] : rank.src[m.leaf];
+      channel.sends.push_back({number, start(m, array), m.bytes, at});
       meet(channel);
     }
     for (const NcclSchedule::Message& m : wave.receives) {
+      CHECK(!m.passed_on);
       Channel& channel = channels_[{m.peer, number}];
-      channel.receives.push_back({number, start(m, m.leaf < 0 ? rank.in : rank.dst[m.leaf]), m.bytes, at});
+      channel.receives.push_back({number, start(m, m.leaf < 0 ? slots.in : rank.dst[m.leaf]), m.bytes, at});
       meet(channel);
+    }
+  }
+  // What a wave's lag has it wait for: all waves up to that one are unpacked.
+  void await(int number, size_t wave) {
+    const size_t lag = waves(number)[wave].lag;
+    if (CHECK(lag <= 2 && lag <= wave && waves(number)[wave - lag].awaited)) unpack(number, wave - lag + 1);
+  }
+  void pack_ahead(int number, size_t wave) {
+    const int lag = waves(number)[wave].lag;
+    if (lag == 1) return;
+    if (lag == 2) await(number, wave);
+    pack(number, wave);
+  }
+  void pack(int number, size_t wave) {
+    Rank& rank = ranks_[number];
+    for (; rank.packed <= wave; ++rank.packed) {
+      const Wave& w = waves(number)[rank.packed];
+      for (const NcclSchedule::Staged& s : w.pack) {
+        CHECK(s.copy.phase == 0 || w.passes_on);
+        copy_naively(s.copy, s.copy.phase ? rank.dst[s.leaf] : rank.src[s.leaf], rank.slots[rank.packed % 2].out);
+      }
+    }
+  }
+  void unpack(int number, size_t end) {
+    Rank& rank = ranks_[number];
+    for (; rank.unpacked < end; ++rank.unpacked) {
+      const Bytes& slot = rank.slots[rank.unpacked % 2].in;
+      for (const NcclSchedule::Staged& s : waves(number)[rank.unpacked].unpack)
+        copy_naively(s.copy, slot, rank.dst[s.leaf]);
     }
   }
   static uint8_t* start(const NcclSchedule::Message& m, Bytes& array) {
@@ -240,7 +285,7 @@ class Ranks {
     --ranks_[to.rank].left;
   }
   void copy_locally(int rank, int leaf) {
-    for (const Copy& copy : parsed_.copies(leaf, rank)) {
+    for (const Copy& copy : parsed_.copies(leaf, rank, 0)) {
       if (copy.src_rank == rank) copy_naively(copy, ranks_[rank].src[leaf], ranks_[rank].dst[leaf]);
     }
   }
@@ -282,8 +327,8 @@ std::vector<Locals> random_processes(std::mt19937& random, int ranks) {
 void test_random_plans() {
   for (uint32_t seed = 1; seed <= 24; ++seed) {
     std::mt19937 random(seed);
-    const Plan plan = random_plan(random, seed % 4 ? 8 : 1, 1, seed % 4 ? 4 : 16);
-    for (const int64_t slot : {int64_t{1}, int64_t(draw(random, 2, 100)), int64_t{1000}, kHuge}) {
+    const Plan plan = random_relays(random, seed % 4 ? 8 : 1, draw(random, 1, 3), seed % 4 ? 4 : 16);
+    for (const int64_t slot : {kSmallest, int64_t(draw(random, 4, 100)), int64_t{1000}, kHuge}) {
       Ranks(plan, random_processes(random, plan.table.roles.size()), slot, seed).run();
     }
   }
@@ -302,7 +347,7 @@ void test_large_and_small_boxes() {
 void test_each_process_schedules_its_part_alike() {
   for (uint32_t seed = 1; seed <= 40; ++seed) {
     std::mt19937 random(seed);
-    const Plan plan = seed % 2 ? random_plan(random, 20, 1, 8) : mixed_plan(random);
+    const Plan plan = seed % 2 ? random_relays(random, 20, draw(random, 1, 3), 8) : mixed_plan(random);
     const CopyPlan copies = parsed(plan);
     const int64_t slot = 100 + random() % 50'000;
     const NcclSchedule whole(copies, all(copies.num_ranks()), slot);
@@ -415,19 +460,129 @@ void test_groups_are_bounded() {
   }
 }
 
-void test_phases_are_refused() {
-  Plan plan(1, {kSends, kReceives, kReceives});
+// Replicas that complete each other, and every byte at its place.
+void test_replicas() {
+  for (uint32_t seed = 1; seed <= 30; ++seed) {
+    std::mt19937 random(seed);
+    const bool large = seed > 24;
+    const Plan plan = replicas_plan(random, large ? 4 : 12, draw(random, 2, 6), large ? 3 * kLarge : 40);
+    const std::vector<int64_t> slots = large ? std::vector<int64_t>{kLarge / 2, 2 * kLarge, kHuge}
+                                             : std::vector<int64_t>{kSmallest, draw(random, 4, 100), 1000, kHuge};
+    for (const int64_t slot : slots) Ranks(plan, random_processes(random, plan.table.roles.size()), slot, seed).run();
+  }
+}
+
+// Leaves that go from rank 0 to ranks 1 and 2 half each, which then complete each other.
+Plan halves(int leaves, int64_t half) {
+  Plan plan(leaves, {kSends, kReceives, kReceives});
   plan.add_template();
-  plan.add(0, 1, {{0, 0, 0, 0, 4, {}}, 4, 4});
-  plan.forward(1, 1, 2, {{0, 0, 0, 0, 4, {}}, 4, 4}, 4);
+  for (int32_t dst : {1, 2}) {
+    const int64_t own = (dst - 1) * half, other = half - own;
+    plan.table.templates.back().push_back({0, dst, own, own, half, {}, 0});
+    plan.table.templates.back().push_back({3 - dst, dst, other, other, half, {}, 1});
+  }
+  plan.table.leaf_template.assign(leaves, 0);
+  return plan;
+}
+
+bool has(const std::vector<NcclSchedule::Message>& messages, int peer) {
+  return std::any_of(messages.begin(), messages.end(), [peer](const auto& m) { return m.peer == peer; });
+}
+
+// The phases of different leaves share waves: those of the sender's, and those by which the last leaf is later.
+void test_phases_run_beside_each_other() {
+  constexpr int64_t kHalf = 40 << 20;
+  const struct {
+    Plan plan;
+    size_t sent, later;
+  } cases[] = {{halves(8, kHalf), 4, 1}, {halves(40, kHalf), 20, 1}, {halves(600, 1000), 8, 2}};
+  for (const auto& c : cases) {
+    const CopyPlan copies = parsed(c.plan);
+    const NcclSchedule schedule(copies, all(3), kHuge);
+    CHECK(schedule.waves(0, 0).size() == c.sent);
+    for (int rank : {1, 2}) {
+      const std::vector<Wave>& waves = schedule.waves(0, rank);
+      if (!CHECK(waves.size() == c.sent + c.later)) continue;
+      for (size_t i = 0; i < waves.size(); ++i) {
+        CHECK(has(waves[i].receives, 0) == (i < c.sent));
+        CHECK(has(waves[i].sends, 3 - rank) == (i >= c.later) && waves[i].passes_on == (i >= c.later));
+        CHECK(waves[i].lag == (c.later == 2 && i >= 2 ? 2 : 0));
+      }
+    }
+  }
+}
+
+// Each of ranks 4 to 7 gets a quarter of each leaf, from a source of its own, and passes it on to the three others.
+Plan quarters(int leaves, int64_t rows, int64_t row_bytes, bool by_rows) {
+  Plan plan(leaves, {kSends, kSends, kSends, kSends, kReceives, kReceives, kReceives, kReceives});
+  plan.add_template();
+  const std::vector<Part> parts = cut({0, rows, 0, row_bytes}, 4, by_rows);
+  for (int source = 0; source < 4; ++source) {
+    for (int dst = 4; dst < 8; ++dst) {
+      Copy copy = copy_of(parts[source], row_bytes);
+      copy.phase = dst != source + 4;
+      copy.src_rank = copy.phase ? source + 4 : source;
+      copy.dst_rank = dst;
+      plan.table.templates.back().push_back(copy);
+    }
+  }
+  plan.table.leaf_template.assign(leaves, 0);
+  return plan;
+}
+
+// Also where more is passed on than comes in, the last wave comes soon after the sources' last.
+void test_later_phases_keep_pace() {
+  constexpr int64_t kSlot = 128 << 20, kMiB = 1 << 20;
+  for (const Plan& plan : {quarters(400, 20, kMiB, true), quarters(10, 800, kMiB, true), quarters(2000, 16, 1000, true),
+                           quarters(400, 20, kMiB, false), quarters(20, 400, kMiB, false)}) {
+    const NcclSchedule schedule(parsed(plan), all(8), kSlot);
+    const size_t sent = schedule.waves(0, 0).size();
+    CHECK(sent >= 10);
+    for (int rank : {4, 5, 6, 7}) CHECK(schedule.waves(0, rank).size() <= sent + sent / 10 + 2);
+  }
+}
+
+// Pieces that have waves for themselves: each half is passed on while the next one comes in.
+void test_phases_run_beside_each_other_in_huge_leaves() {
+  constexpr int kLeaves = 3;
+  const NcclSchedule schedule(parsed(halves(kLeaves, int64_t{1} << 30)), all(3), kHuge);
+  CHECK(schedule.waves(0, 0).size() == 2 * kLeaves);
+  CHECK(schedule.waves(0, 1).size() == 2 * kLeaves + 1 && schedule.waves(0, 2).size() == 2 * kLeaves);
+}
+
+// One leaf goes from rank 0 by way of rank 1 to rank 2.
+void test_what_is_passed_on_waits_for_the_slots_only() {
+  const struct {
+    int64_t rows, row, pitch;
+    int lag;
+  } cases[] = {{1, kLarge, kLarge, 0}, {1, kLarge - 1, kLarge, 1}, {2, kLarge, 2 * kLarge, 1}};
+  for (const auto& c : cases) {
+    Plan plan(1, {kSends, kReceives, kReceives});
+    plan.add_template();
+    std::vector<jreshard::Dim> dims;
+    if (c.rows > 1) dims = {{c.rows, c.pitch, c.pitch}};
+    plan.table.templates.back() = {{0, 1, 0, 0, c.row, dims, 0}, {1, 2, 0, 0, c.row, dims, 1}};
+    plan.table.leaf_template = {0};
+    const CopyPlan copies = parsed(plan);
+    const std::vector<Wave> waves = NcclSchedule(copies, all(3), kHuge).waves(0, 1);
+    if (!CHECK(waves.size() == 2)) continue;
+    CHECK(!waves[0].passes_on && waves[0].lag == 0 && waves[0].awaited == (c.lag == 1));
+    CHECK(waves[1].passes_on && waves[1].lag == c.lag && !waves[1].awaited);
+  }
+}
+
+void test_who_passes_on_to_itself_is_refused() {
+  Plan plan(1, {kSends, kReceives});
+  plan.add_template();
+  plan.table.templates.back() = {{0, 1, 0, 0, 4, {}, 0}, {1, 1, 0, 4, 4, {}, 1}};
   plan.table.leaf_template = {0};
   std::string text;
   try {
-    NcclSchedule(parsed(plan), all(3), kHuge);
+    NcclSchedule(parsed(plan), all(2), kHuge);
   } catch (const std::invalid_argument& error) {
     text = error.what();
   }
-  CHECK_TEXT(text, "copies in several phases cannot be carried out over NCCL");
+  CHECK_TEXT(text, "rank 1 passes on to itself in phase 1");
 }
 
 }  // namespace
@@ -440,6 +595,11 @@ int main() {
       {"large_contiguous_boxes_are_not_staged", test_large_contiguous_boxes_are_not_staged},
       {"small_boxes_share_messages", test_small_boxes_share_messages},
       {"groups_are_bounded", test_groups_are_bounded},
-      {"phases_are_refused", test_phases_are_refused},
+      {"replicas", test_replicas},
+      {"phases_run_beside_each_other", test_phases_run_beside_each_other},
+      {"later_phases_keep_pace", test_later_phases_keep_pace},
+      {"phases_run_beside_each_other_in_huge_leaves", test_phases_run_beside_each_other_in_huge_leaves},
+      {"what_is_passed_on_waits_for_the_slots_only", test_what_is_passed_on_waits_for_the_slots_only},
+      {"who_passes_on_to_itself_is_refused", test_who_passes_on_to_itself_is_refused},
   });
 }
