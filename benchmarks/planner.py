@@ -29,8 +29,8 @@ from planner_policies import POLICIES
 
 import jreshard
 from jreshard import PaperDevice, Topology, models, paper_devices
-from jreshard._cost import busiest
-from jreshard._spread import place
+from jreshard._planning.cost import busiest
+from jreshard._planning.spread import place
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from oracle import replay

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jreshard._divisions import Pair
-from jreshard._loads import Loads
-from jreshard._spread import Spread
+from jreshard._planning.divisions import Pair
+from jreshard._planning.loads import Loads
+from jreshard._planning.spread import Spread
 
 Arrays = list[tuple[Pair, int]]
 

@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jreshard._cost import link_loads, link_rates
+from jreshard._planning.cost import link_loads, link_rates
 from jreshard._render import human_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from jreshard._figures import Figures
     from jreshard._plan import Plan
+    from jreshard._planning.figures import Figures
 
 _PIXELS = 512  # a side of the heat map at most; more ranks are added up in blocks
 

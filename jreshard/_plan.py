@@ -17,18 +17,18 @@ from jax.sharding import NamedSharding
 from jreshard import _render
 from jreshard._checks import check_into, check_leaves, check_timeout
 from jreshard._deadline import Deadline
-from jreshard._execution import Execution
 from jreshard._explain import explain
-from jreshard._figures import Figures, add_loads, figures_of, numbered, traffic_of
-from jreshard._loads import LOCAL, Loads
 from jreshard._picture import picture
-from jreshard._planner import Moves, no_moves
+from jreshard._planning.figures import Figures, add_loads, figures_of, numbered, traffic_of
+from jreshard._planning.loads import LOCAL, Loads
+from jreshard._planning.planner import Moves, no_moves
+from jreshard._planning.spread import Spread
+from jreshard._planning.topology import Placement, Topology
 from jreshard._route import Kind, Route, Target, devices_of
+from jreshard._runtime.execution import Execution
+from jreshard._runtime.transport import choose_transport
 from jreshard._sources import Source, alias_pattern
-from jreshard._spread import Spread
-from jreshard._topology import Placement, Topology
 from jreshard._transform import SourceTransform
-from jreshard._transport import choose_transport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,11 +4,11 @@ import html
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from jreshard._cost import link_loads
+from jreshard._planning.cost import link_loads
 
 if TYPE_CHECKING:
-    from jreshard._cost import Link
     from jreshard._plan import Plan
+    from jreshard._planning.cost import Link
 
 _ROWS = 20  # leaves shown
 _RANKS = 64  # ranks whose traffic is shown as a table, and written to JSON

@@ -11,9 +11,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jreshard._layout import AnyMesh, Layout, layout_of_sharding
-from jreshard._planner import Flows, Moves
-from jreshard._tables import copy_words, leaves_in_a_call, plan_words
-from jreshard._tally import Totals
+from jreshard._planning.planner import Flows, Moves
+from jreshard._planning.tally import Totals
+from jreshard._runtime.tables import copy_words, leaves_in_a_call, plan_words
 from jreshard._wire import Wire, wire_of
 
 

@@ -13,9 +13,9 @@ from jreshard._compat import deleted_among, is_tracer, is_tracing, tracing_confi
 from jreshard._make_plan import build_plan
 from jreshard._paper_plans import PaperPlans
 from jreshard._plan import Plan
+from jreshard._planning.spread import even_out, take_turns
+from jreshard._planning.topology import Topology
 from jreshard._sources import alias_pattern, facts_of
-from jreshard._spread import even_out, take_turns
-from jreshard._topology import Topology
 from jreshard._transform import Transform
 
 _TIMEOUT = 300.0

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from jreshard import _nccl
+from jreshard._runtime import nccl
 from jreshard.bench import memory
 from jreshard.bench.cases import Case
 from jreshard.bench.gpu import Gpu
@@ -58,7 +58,7 @@ class Context:
     def send_recv(self) -> SendRecv:
         """NCCL by itself between the first two devices; all processes ask for it at the same point."""
         gpus = {rank: gpu for rank, gpu in self.gpus.items() if rank < 2}
-        return SendRecv(open_nccl(_nccl.find().path), gpus, self.peers, self.timeout)
+        return SendRecv(open_nccl(nccl.find().path), gpus, self.peers, self.timeout)
 
     def gather(self, value: T) -> list[T]:
         """What every process says here, by process; waits for all of them."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from jreshard._driver import Driver, DriverError
+from jreshard._runtime.driver import Driver, DriverError
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jreshard._driver import open_driver
+from jreshard._runtime.driver import open_driver
 from jreshard.bench import ceilings, slowdown
 from jreshard.bench.cases import CASES, select
 from jreshard.bench.config import CEILINGS, SLOWDOWN, Config

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from jreshard import _transport
+from jreshard._runtime import transport
 
 #: What `"auto"` chooses among.
-TRANSPORTS = tuple(name for name in _transport.TRANSPORTS if name != "auto")
+TRANSPORTS = tuple(name for name in transport.TRANSPORTS if name != "auto")
 
 
 @dataclass(frozen=True)

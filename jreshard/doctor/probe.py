@@ -16,10 +16,20 @@ from typing import Any
 
 import jax
 
-from jreshard import _compat, _driver, _links, _native, _nccl
+from jreshard import _compat
 from jreshard._deadline import Deadline
-from jreshard._driver import Driver, DriverError, open_driver
-from jreshard._transport import choose_transport
+from jreshard._runtime import nccl
+from jreshard._runtime.driver import (
+    P2P_NATIVE_ATOMICS,
+    POSIX_FD_SUPPORTED,
+    VMM_SUPPORTED,
+    Driver,
+    DriverError,
+    open_driver,
+)
+from jreshard._runtime.links import facts as facts_of_links
+from jreshard._runtime.native import library
+from jreshard._runtime.transport import choose_transport
 from jreshard.doctor.facts import TRANSPORTS, Device, Facts, Link, pairs_of
 from jreshard.doctor.nvml import Nvml, lanes_between, open_nvml, place_of
 
@@ -52,7 +62,7 @@ def gather() -> Facts:
 
 def _process_facts() -> dict[str, Any]:
     """This process's number, and where each process runs that tells it here in time."""
-    mine = [socket.gethostname(), str(_links.facts()["machine"])]
+    mine = [socket.gethostname(), str(facts_of_links()["machine"])]
     said = {jax.process_index(): mine}
     if client := _compat.distributed_client():
         _compat.coordination_set(client, f"{_KEY}{jax.process_index()}", json.dumps(mine))
@@ -80,7 +90,7 @@ def _refusals(jax_devices: list[Any], devices: tuple[Device, ...]) -> dict[tuple
 
 def _native_facts() -> dict[str, str]:
     try:
-        _native.library()
+        library()
     except (ImportError, OSError, AttributeError) as error:  # not built, does not load, or of another version
         return {"native_fault": _one_line(error)}
     except (RuntimeError, AssertionError):
@@ -90,10 +100,10 @@ def _native_facts() -> dict[str, str]:
 
 def _nccl_facts(versions: dict[str, str]) -> dict[str, Any]:
     try:
-        nccl = _nccl.find()
-    except _nccl.NcclUnavailable as error:
-        return {"nccl_fault": str(error), "nccl_copies": isinstance(error, _nccl.TwoCopies)}
-    versions["nccl"] = ".".join(map(str, nccl.version))
+        found = nccl.find()
+    except nccl.NcclUnavailable as error:
+        return {"nccl_fault": str(error), "nccl_copies": isinstance(error, nccl.TwoCopies)}
+    versions["nccl"] = ".".join(map(str, found.version))
     return {}
 
 
@@ -120,7 +130,7 @@ def _device(device: Any, driver: Driver | None) -> Device:
     if _is_ours(device):
         memory = (device.memory_stats() or {}).get("bytes_limit")
     if driver:
-        attributes = (_driver.VMM_SUPPORTED, _driver.POSIX_FD_SUPPORTED)
+        attributes = (VMM_SUPPORTED, POSIX_FD_SUPPORTED)
         exports = all(driver.attribute(device.local_hardware_id, attribute) for attribute in attributes)
     return Device(str(device), device.platform, device.device_kind, device.process_index, memory, exports)
 
@@ -148,7 +158,7 @@ def _link(driver: Driver, a: int, b: int, lanes: int | None) -> Link:
     if lanes:
         return Link("nvlink", lanes)
     # Atomics on a peer's memory are what NVLink has and PCIe lacks.
-    return Link("nvlink" if driver.p2p_attribute(_driver.P2P_NATIVE_ATOMICS, a, b) else "pcie")
+    return Link("nvlink" if driver.p2p_attribute(P2P_NATIVE_ATOMICS, a, b) else "pcie")
 
 
 def _limits() -> dict[str, str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import groupby
 
-from jreshard._transport import UNEXPORTABLE
+from jreshard._runtime.transport import UNEXPORTABLE
 from jreshard.doctor.facts import TRANSPORTS, Facts
 from jreshard.doctor.verdicts import Finding, Verdict
 

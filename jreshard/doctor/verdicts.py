@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jreshard._transport import UNEXPORTABLE
+from jreshard._runtime.transport import UNEXPORTABLE
 from jreshard.doctor.facts import TRANSPORTS, Device, Facts, pairs_of
 
 

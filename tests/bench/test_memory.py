@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fake_gpu import FakeDriver, put
 
-from jreshard._driver import Driver
+from jreshard._runtime.driver import Driver
 from jreshard.bench import memory
 from jreshard.bench.gpu import Gpu
 

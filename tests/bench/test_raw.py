@@ -8,8 +8,8 @@ import jax
 import pytest
 from fake_gpu import FakeCublas, FakeDriver, FakeNccl
 
-from jreshard._driver import Driver
-from jreshard._nccl import Nccl
+from jreshard._runtime.driver import Driver
+from jreshard._runtime.nccl import Nccl
 from jreshard.bench import ceilings, context, gemm, slowdown
 from jreshard.bench.context import Context
 from jreshard.bench.gpu import Gpu, within
@@ -27,7 +27,7 @@ def make_context(driver: FakeDriver, transports: tuple[str, ...] = (), timeout: 
 
 
 def use_nccl(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
-    monkeypatch.setattr(context._nccl, "find", lambda: Nccl("libnccl.so.2", (2, 28, 9), True))
+    monkeypatch.setattr(context.nccl, "find", lambda: Nccl("libnccl.so.2", (2, 28, 9), True))
     monkeypatch.setattr(context, "open_nccl", lambda path: library)
 
 

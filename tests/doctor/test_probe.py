@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jreshard._driver import Driver, DriverError
+from jreshard._runtime.driver import Driver, DriverError
 from jreshard.doctor import examine, probe
 from jreshard.doctor.facts import Link
 from jreshard.doctor.nvml import Nvml, Place, lanes_between, place_of

@@ -20,8 +20,9 @@ from jax.sharding import PartitionSpec as P
 from repeats import repeats
 
 import jreshard
-from jreshard import _communicator, _compat, _links
-from jreshard._native import disconnect_process
+from jreshard import _compat
+from jreshard._runtime import communicator, links
+from jreshard._runtime.native import disconnect_process
 from jreshard.bench.gpu import Gpu
 from jreshard.bench.worker import open_gpus
 
@@ -264,17 +265,17 @@ def linking_fails_on_one_side() -> None:
     src, dst = on([0], WHOLE), on([last], WHOLE)
     host = tree()
     jreshard.transfer(place(host, src), src, dst, **OPTIONS)
-    real = _links.connect_process
+    real = links.connect_process
 
     def fails(*_: Any) -> None:
         raise OSError("no more descriptors")
 
     if jax.process_index() == 1:
         disconnect_process(0)
-        _links.connect_process = fails
+        links.connect_process = fails
     with pytest.raises((OSError, RuntimeError), match="no more descriptors"):
         jreshard.transfer(place(host, src), src, dst, **OPTIONS)
-    _links.connect_process = real
+    links.connect_process = real
     got = jreshard.transfer(place(host, src), src, dst, **OPTIONS)
     oracle.assert_tree_holds(got, host, dst)
 
@@ -406,8 +407,8 @@ def connects_again_and_again() -> None:
         for process in range(jax.process_count()):
             if process != jax.process_index():
                 disconnect_process(process)
-        for communicator in list(_communicator._open.values()):
-            communicator.close()
+        for opened in list(communicator._open.values()):
+            opened.close()
         if i == 4:
             before = held()
     assert before is not None

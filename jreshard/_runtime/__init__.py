@@ -1,0 +1,1 @@
+"""Carries plans out: compiled programs, the native core, and the processes that take part."""

@@ -1,0 +1,248 @@
+"""Executes the routes of a plan on the leaves of a tree."""
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+
+from jreshard._compat import deleted_among, is_array, row_major
+from jreshard._deadline import Deadline
+from jreshard._route import Route, Target
+from jreshard._runtime.launch import Launcher
+from jreshard._runtime.verify import boxes_of, checksums, compare
+from jreshard._sources import lies_elsewhere
+from jreshard._transform import SourceTransform
+
+_RESULTS_KNOWN = 4  # as many buffers as a caller may use in turn without slow checks
+_HEAD_START = 64  # leaves that go ahead
+_HEAD_START_BYTES = 1 << 28  # of a route that is worth it: launching it takes as long as copying some hundred MB
+
+
+@dataclass(frozen=True)
+class _Leg:
+    """A route made ready to run: its launcher, and which of its leaves lie outside the memory that computations use."""
+
+    route: Route
+    launcher: Launcher
+    places: list[int]
+    far_sources: dict[int, NamedSharding]
+    far_targets: dict[int, NamedSharding]
+
+
+class Execution:
+    """Moves trees that look alike, as often as wanted.
+
+    Args:
+        targets: the leaves of the result.
+        routes: which of them go from which mesh to which.
+        transform: what is applied on the source side, if anything.
+    """
+
+    def __init__(self, targets: Sequence[Target], routes: Sequence[Route], transform: SourceTransform | None) -> None:
+        self._targets, self._routes, self._transform = targets, routes, transform
+        self._lock = threading.Lock()
+        self._legs: dict[str, list[_Leg]] = {}  # by transport
+        self._host = [i for i, t in enumerate(targets) if t.src is None]
+        self._empty = [i for i, t in enumerate(targets) if t.is_made_in_place and t.same_as == i]
+        self._returned: deque[list[weakref.ref[Array]]] = deque(maxlen=_RESULTS_KNOWN)
+        self._shared = [i for i, t in enumerate(targets) if t.same_as != i]
+
+    def run(
+        self,
+        leaves: Sequence[Any],
+        into: Sequence[Array] | None,
+        *,
+        donate: bool,
+        verify: bool,
+        deadline: Deadline,
+        transport: str,
+    ) -> list[Array]:
+        """The leaves of the result, in the order of the targets.
+
+        Args:
+            leaves: the leaves of the tree handed over, checked.
+            into: the leaves of the old result, checked; or `None`.
+            donate: delete the arrays among `leaves`.
+            verify: compare checksums of both sides; waits for the result.
+            deadline: when a transfer that has not ended fails.
+            transport: `"host"`, `"p2p"` or `"nccl"`.
+        """
+        with self._lock:
+            legs = self._legs.get(transport)
+            if legs is None:
+                parts = [part for route in self._routes for part in _parts(route, transport)]
+                legs = self._legs[transport] = [self._leg(part, transport) for part in parts]
+            for leg in legs:
+                leg.launcher.compile(into=into is not None)
+        if len(self._routes) > 1:
+            # JAX would refuse other device-local layouts as well, but by then a leg before may have moved.
+            _check_layouts([*leaves, *(into or [])])
+        made = leaves if self._transform is None else self._transform(leaves)
+        placed = self._place_host_values(made)
+        if donate and self._transform is not None:
+            _delete(leaves)
+        out: list[Any] = [None] * len(self._targets)
+        for leg in legs:
+            self._run_leg(leg, made, into, out, verify, deadline)
+        for i, value in placed.items():
+            dst = self._targets[i].dst
+            reuse = into is not None and not _far({0: dst}) and not lies_elsewhere(dst)
+            out[i] = _overwrite(into[i], value) if into is not None and reuse else value
+        for i in self._empty:
+            out[i] = _place_shards(np.zeros(self._targets[i].shape, self._targets[i].dtype), self._targets[i].dst)
+        for i in self._shared:
+            out[i] = out[self._targets[i].same_as]
+        if into is not None:
+            _delete(into)
+        if donate:
+            _delete(made)
+        self._returned.append(list(map(weakref.ref, out)))
+        return out
+
+    def returned(self, arrays: Sequence[Any]) -> bool:
+        """Whether these are the very arrays of one of the last results: none of them has another's memory."""
+        return any(
+            len(arrays) == len(last) and all([ref() is x for ref, x in zip(last, arrays, strict=True)])
+            for last in self._returned
+        )
+
+    def _leg(self, route: Route, transport: str) -> _Leg:
+        places = [leaf.index for leaf in route.leaves]
+        launcher = Launcher(route, [self._targets[i].src_dtype for i in places], transport)
+        sources = _far({i: leaf.src for i, leaf in enumerate(route.leaves)})
+        targets = _far({i: leaf.dst for i, leaf in enumerate(route.leaves)})
+        return _Leg(route, launcher, places, sources, targets)
+
+    def _run_leg(
+        self,
+        leg: _Leg,
+        made: Sequence[Any],
+        into: Sequence[Array] | None,
+        out: list[Any],
+        verify: bool,
+        deadline: Deadline,
+    ) -> None:
+        sources = _put([made[i] for i in leg.places], {i: _near(s) for i, s in leg.far_sources.items()})
+        published = leg.launcher.prepare(sources)
+        old = into and _put([into[i] for i in leg.places], {i: _near(s) for i, s in leg.far_targets.items()})
+        new = leg.launcher.run(published, old, deadline, verify=verify)
+        if verify and leg.launcher.party.takes_part:
+            self._compare(leg, published, new, deadline)
+        for i, array in zip(leg.places, _put(new, leg.far_targets), strict=True):
+            out[i] = array
+
+    def _compare(self, leg: _Leg, published: Sequence[Array], new: Sequence[Array], deadline: Deadline) -> None:
+        """Compares checksums of all devices, which the processes tell each other."""
+        leaves = leg.route.leaves
+        dtypes = [leaf.dtype for leaf in leaves]
+        sides = (published, [leaf.src for leaf in leaves]), (new, [leaf.dst for leaf in leaves])
+
+        def local() -> list[Any]:
+            return [
+                [(rank, sums.tolist()) for rank, sums in checksums(arrays, shardings, dtypes).items()]
+                if not lies_elsewhere(shardings[0])
+                else []
+                for arrays, shardings in sides
+            ]
+
+        everybody = leg.launcher.party.all_or_none(f"checksums of {len(leaves)} leaves", local, deadline).values()
+        compared = []
+        for side, (_, shardings) in enumerate(sides):
+            by_rank = dict(pair for answer in everybody for pair in answer[side])
+            sums = np.array([by_rank[rank] for rank in range(len(by_rank))], np.uint32).transpose(1, 0, 2)
+            boxes = [boxes_of(leaf.shape, s) for leaf, s in zip(leaves, shardings, strict=True)]
+            compared.append(list(zip(sums, boxes, strict=True)))
+        compare([leaf.path for leaf in leaves], *compared)
+
+    def _place_host_values(self, made: Sequence[Any]) -> dict[int, Array]:
+        """The values of the host on the destination, by place."""
+        placed = {}
+        for i in self._host:
+            target = self._targets[i]
+            value = _cast_host(made[i], target.dtype)
+            if not target.dst.is_fully_addressable:
+                placed[i] = _place_shards(np.asarray(value).astype(target.dtype, copy=False), target.dst)
+                continue
+            lent = jax.device_put(value, target.dst)
+            # On CPU the first device_put lends NumPy's memory, which its owner may write to.
+            placed[i] = jax.device_put(lent, target.dst, may_alias=False)
+        return placed
+
+
+def _place_shards(value: np.ndarray, sharding: NamedSharding) -> Array:
+    """A value that every process has, on devices of several: `device_put` would compare the processes' values first."""
+    shards: Array = jax.make_array_from_callback(
+        value.shape, sharding, lambda index: value[index].copy(), dtype=value.dtype
+    )
+    return shards
+
+
+def _parts(route: Route, transport: str) -> list[Route]:
+    """The route in the parts in which it is launched.
+
+    Within a process GPUs copy while the host launches: the largest leaves go ahead, and the others are launched
+    meanwhile.
+    """
+    sizes = np.array([route.kinds[kind].nbytes for kind in route.kind_of])
+    alone = all(device.process_index == route.devices[0].process_index for device in route.devices)
+    if transport != "p2p" or not alone or len(sizes) < 2 * _HEAD_START or sizes.sum() < _HEAD_START_BYTES:
+        return [route]
+    largest_first = np.argsort(-sizes, kind="stable")
+    return [route.part(sorted(some.tolist())) for some in np.split(largest_first, [_HEAD_START])]
+
+
+@partial(jax.jit, donate_argnums=0, keep_unused=True)
+def _overwrite(old: Array, new: Array) -> Array:
+    """`new` in the memory of `old`."""
+    return new
+
+
+def _check_layouts(arrays: Sequence[Any]) -> None:
+    for x in arrays:
+        if is_array(x) and not row_major(x):
+            raise ValueError(
+                f"an array of shape {x.shape} has another device-local layout than the default, row-major one"
+            )
+
+
+def _far(shardings: dict[int, NamedSharding]) -> dict[int, NamedSharding]:
+    """Those that name another memory than the one that computations use."""
+    return {i: s for i, s in shardings.items() if s.memory_kind not in (None, _default_memory(s))}
+
+
+def _near(sharding: NamedSharding) -> NamedSharding:
+    return sharding.with_memory_kind(_default_memory(sharding))
+
+
+def _default_memory(sharding: NamedSharding) -> str:
+    device: Any = next(iter(sharding.device_set))
+    kind: str = device.default_memory().kind
+    return kind
+
+
+def _put(arrays: list[Array], shardings: dict[int, NamedSharding]) -> list[Array]:
+    """The arrays, those at the keys of `shardings` placed so."""
+    if shardings:
+        places = list(shardings)
+        for i, x in zip(places, jax.device_put([arrays[i] for i in places], list(shardings.values())), strict=True):
+            arrays[i] = x
+    return arrays
+
+
+def _cast_host(value: Any, dtype: Any) -> Any:
+    """The value as it is where its dtype stays (a Python number keeps its weak type), else cast by NumPy."""
+    return value if np.asarray(value).dtype == dtype else np.asarray(value).astype(dtype)
+
+
+def _delete(arrays: Sequence[Any]) -> None:
+    for x, deleted in zip(arrays, deleted_among(arrays), strict=True):
+        if not deleted and is_array(x):
+            x.delete()

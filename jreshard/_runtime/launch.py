@@ -1,0 +1,241 @@
+"""Runs one route: launches its programs in an order in which nobody can wait in a circle."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+from jax import Array
+
+from jreshard._compat import launching
+from jreshard._control import MismatchError
+from jreshard._deadline import Deadline
+from jreshard._leaves import describe
+from jreshard._route import Leaf, Route
+from jreshard._runtime.connection import Connection, NcclConnection, PullConnection
+from jreshard._runtime.differences import name_differences
+from jreshard._runtime.native import Exchange, TransferError
+from jreshard._runtime.party import Party
+from jreshard._runtime.programs import Program, Programs
+from jreshard._runtime.watcher import watcher
+
+# On GPUs the n-th launch of a step belongs to the n-th call, and all devices must see calls in one order. Several
+# processes have to meet for one transfer after the other.
+_launch_order = threading.RLock()
+_release_thread = ThreadPoolExecutor(1, thread_name_prefix="jreshard-release")
+_CORE = "jreshard: "  # how errors of the native core begin
+_WHAT = "transfer of"  # what processes are about to do, and how much
+
+
+@contextmanager
+def _in_order(deadline: Deadline) -> Iterator[None]:
+    if not _launch_order.acquire(timeout=deadline.left):
+        raise TimeoutError(
+            f"jreshard: another thread's transfer did not end within {deadline.timeout} s; those between several "
+            "processes or GPUs go one after the other"
+        )
+    try:
+        yield
+    finally:
+        _launch_order.release()
+
+
+class Launcher:
+    """One route, ready to run as often as wanted.
+
+    Args:
+        route: what moves.
+        src_dtypes: the dtype of each leaf's source array.
+        transport: `"host"`, `"p2p"` or `"nccl"`.
+
+    Attributes:
+        party: the processes whose devices take part.
+    """
+
+    def __init__(self, route: Route, src_dtypes: Sequence[Any], transport: str) -> None:
+        self.party = Party(route.devices)
+        self._waits = transport == "nccl"
+        self._connection: Connection = (NcclConnection if self._waits else PullConnection)(route, self.party)
+        self._programs = Programs(route, src_dtypes, self._connection.key, in_order=self._waits)
+        self._leaves, self._src_dtypes = route.leaves, src_dtypes
+        self._what = f"{len(route.leaves)} leaves {_digest(route, src_dtypes)}"
+        self._ordered = not self.party.alone or route.devices[0].platform == "gpu"
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        if connection := self.__dict__.get("_connection"):
+            connection.close()
+
+    @cached_property
+    def _prepare(self) -> Program:
+        return self._programs.compile_prepare()
+
+    @cached_property
+    def _publish(self) -> Program:
+        return self._programs.compile_publish()
+
+    @cached_property
+    def _release(self) -> Program:
+        return self._programs.compile_release()
+
+    @cached_property
+    def _receive_new(self) -> Program:
+        return self._programs.compile_receive(into=False)
+
+    @cached_property
+    def _receive_into(self) -> Program:
+        return self._programs.compile_receive(into=True)
+
+    @cached_property
+    def _exchange_new(self) -> Program:
+        return self._programs.compile_exchange(into=False)
+
+    @cached_property
+    def _exchange_into(self) -> Program:
+        return self._programs.compile_exchange(into=True)
+
+    def compile(self, *, into: bool) -> None:
+        """Compiles whatever a run needs, so that a later run launches at once."""
+        with self._lock:
+            if self._programs.sends and self._programs.prepared:
+                _ = self._prepare
+            if self._programs.at_once:
+                _ = self._exchange_into if into else self._exchange_new
+                return
+            if self._programs.sends:
+                _ = self._publish, self._release
+            if self._programs.receives:
+                _ = self._receive_into if into else self._receive_new
+
+    def prepare(self, arrays: list[Array]) -> list[Array]:
+        """The arrays to publish: the user's own, or what casts and conversions make of them."""
+        chosen = self._programs.prepared
+        if not chosen or not self._programs.sends:
+            return arrays
+        arrays = list(arrays)
+        with launching():
+            made = self._prepare(*(arrays[i] for i in chosen))
+        for i, x in zip(chosen, made, strict=True):
+            arrays[i] = x
+        return arrays
+
+    def run(
+        self, published: Sequence[Array], into: Sequence[Array] | None, deadline: Deadline, *, verify: bool
+    ) -> list[Array]:
+        """Moves the published arrays; returns with arrays that become ready, or fail, by the deadline.
+
+        Args:
+            published: what `prepare` gave.
+            into: the old arrays, if any.
+            deadline: when a transfer that has not ended fails.
+            verify: what all processes have to agree on doing afterwards.
+        """
+        if not self.party.takes_part:
+            return self._elsewhere()
+        with _in_order(deadline) if self._ordered else nullcontext(), self.party.news(deadline) as news:
+            exchange, call = self._meet(f"into={into is not None}, verify={verify}", deadline)
+            try:
+                exchange.begin(call, deadline.left)
+                news.forward(call, exchange.abort)
+                with launching():
+                    new = self._launch(exchange, call, published, into)
+                exchange.wait(call)
+            except BaseException as error:
+                exchange.abort(call, f"jreshard: launching the transfer failed: {str(error) or type(error).__name__}")
+                news.tell(call, str(error) or type(error).__name__)
+                if isinstance(error, ValueError | jax.errors.JaxRuntimeError) and _CORE in str(error):
+                    # A handler's error, as XLA passes it on where a program runs in the thread that launches it.
+                    raise TransferError(str(error)[str(error).index(_CORE) :]) from error
+                raise
+            return new
+
+    def _meet(self, options: str, deadline: Deadline) -> tuple[Exchange, int]:
+        """The exchange and the number of the call, when all processes are about to do the same."""
+        try:
+            return self._connection.meet(f"{_WHAT} {self._what}, {options}", deadline)
+        except MismatchError as error:
+            if not all(said.startswith(_WHAT) for said in error.said.values()):
+                raise
+            lines = list(map(_described, self._leaves, self._src_dtypes))
+            raise name_differences(error, lines, self.party, deadline) from None
+
+    def _launch(
+        self, exchange: Exchange, call: int, published: Sequence[Array], into: Sequence[Array] | None
+    ) -> list[Array]:
+        src_call, dst_call = self._programs.call_operands(call)
+        if self._programs.at_once:
+            old = () if into is None else into
+            new, token = (self._exchange_new if into is None else self._exchange_into)(src_call, *published, *old)
+            watcher.watch(token, exchange, call)
+            return list(new)
+        # Publish and release apart: a release holds up its device, where the same device's receive must go first.
+        if not self._programs.sends:
+            new = self._receive(dst_call, into)
+            if self._programs.receives:
+                watcher.watch(new[0], exchange, call)
+            return new
+        watcher.watch(self._publish(src_call, *published), exchange, call)
+        release = partial(self._release, src_call, *published)
+        if self._waits:
+            return self._receive_beside(release, exchange, call, dst_call, into)
+        new = self._receive(dst_call, into)
+        if self._programs.receives:
+            watcher.watch(new[0], exchange, call)
+        if not exchange.release_now(call):
+            release()
+        return new
+
+    def _receive_beside(
+        self,
+        release: Callable[[], Any],
+        exchange: Exchange,
+        call: int,
+        dst_call: Any,
+        into: Sequence[Array] | None,
+    ) -> list[Array]:
+        """Receives while another thread releases: a device's queue may be full until the other side gets on."""
+
+        def launch() -> None:
+            with launching():
+                release()
+
+        releasing = _release_thread.submit(launch)
+        try:
+            return self._receive(dst_call, into)
+        except BaseException as error:
+            exchange.abort(call, f"jreshard: launching the transfer failed: {error}")  # lets the other thread go
+            raise
+        finally:
+            releasing.result()  # its waits have the call's deadline
+
+    def _receive(self, call: Any, into: Sequence[Array] | None) -> list[Array]:
+        if not self._programs.receives:
+            return self._elsewhere()
+        new: list[Array] = self._receive_new(call) if into is None else self._receive_into(call, *into)
+        return new
+
+    def _elsewhere(self) -> list[Array]:
+        """The new arrays as a process sees them that has none of their shards."""
+        return [
+            jax.make_array_from_single_device_arrays(leaf.shape, leaf.dst, [], dtype=leaf.dtype)
+            for leaf in self._leaves
+        ]
+
+
+def _described(leaf: Leaf, src_dtype: Any) -> str:
+    """A leaf in a line that is the same wherever the same is to move."""
+    dtypes = str(leaf.dtype) if leaf.dtype == src_dtype else f"{src_dtype} as {leaf.dtype}"
+    return f"params{leaf.path}: {dtypes}{list(leaf.shape)} from {describe(leaf.src)} to {describe(leaf.dst)}"
+
+
+def _digest(route: Route, src_dtypes: Sequence[Any]) -> str:
+    """16 hex digits that are equal where the same leaves go the same ways."""
+    leaves = [
+        (leaf.path, leaf.shape, str(leaf.dtype), str(dtype))
+        for leaf, dtype in zip(route.leaves, src_dtypes, strict=True)
+    ]
+    return hashlib.blake2b(repr((route.fingerprint, leaves)).encode(), digest_size=8).hexdigest()

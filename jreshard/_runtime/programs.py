@@ -1,0 +1,259 @@
+"""The compiled programs of one route: prepare, publish, receive, release; and exchange, which is the last three in one.
+
+Each runs over the user's own mesh, so that arrays pass straight in and out. They carry no declared side effects, which
+would cost JAX's fast dispatch path (some 15 µs an array); instead each returns something that is kept.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jreshard._compat import own_tracing_context, row_major
+from jreshard._layout import layout_of_sharding
+from jreshard._route import Leaf, Route
+from jreshard._runtime.native import PUBLISH, RECEIVE, RELEASE, library
+from jreshard._runtime.tables import leaves_in_a_call
+from jreshard._wire import Wire, bits_of
+
+Program = Callable[..., Any]
+
+_ALIKE = PartitionSpec()  # the same on every device
+_TOKEN = jax.ShapeDtypeStruct((), jnp.uint32)  # the call's number, handed on
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A leaf as the programs see it."""
+
+    leaf: Leaf
+    wire: Wire
+    src_dtype: Any  # of the user's array; the cast to `leaf.dtype` comes first
+
+    @property
+    def prepared(self) -> bool:
+        """Whether another array than the user's own is published."""
+        return self.wire.converts or self.src_dtype != self.leaf.dtype
+
+    @property
+    def published_dtype(self) -> Any:
+        return self.wire.array_dtype if self.prepared else self.leaf.dtype
+
+    def prepare(self, x: Array) -> Array:
+        return self.wire.encode(x if self.src_dtype == self.leaf.dtype else x.astype(self.leaf.dtype))
+
+    def on_wire(self, x: Array) -> Array:
+        """The published array as the FFI call takes it: a PRNG key's words are its own memory."""
+        return self.wire.encode(x) if self.wire.tail else x
+
+
+class Programs:
+    """Compiles the programs of a route, each when it is first wanted.
+
+    Args:
+        route: the leaves and their moves; both meshes have devices.
+        src_dtypes: the dtype of each leaf's source array.
+        key: of the exchange.
+        in_order: whether chunks of leaves must be received in their order, on every device alike.
+
+    Attributes:
+        prepared: the leaves of which another array than the user's own is published.
+        sends: whether this process has devices of the source mesh; else it has no use for the programs over it.
+        receives: whether it has devices of the destination mesh.
+        at_once: whether both meshes are the same devices in the same order, so that one program does all.
+    """
+
+    def __init__(self, route: Route, src_dtypes: Sequence[Any], key: int, *, in_order: bool) -> None:
+        library()  # registers the handlers that the programs call
+        self._items = [
+            _Item(leaf, route.moves_of(i).wire, dtype)
+            for i, (leaf, dtype) in enumerate(zip(route.leaves, src_dtypes, strict=True))
+        ]
+        self._key, self._in_order = np.int64(key), in_order
+        self._chunk = leaves_in_a_call(route.devices[0].platform)
+        self._src, self._dst = _auto(route.src_mesh), _auto(route.dst_mesh)
+        self._fixed_calls = None if route.devices[0].platform == "cpu" else (_zero(self._src), _zero(self._dst))
+        self.sends, self.receives = _is_local(self._src), _is_local(self._dst)
+        self.at_once = self.sends and list(self._src.devices.flat) == list(self._dst.devices.flat)
+        self.prepared = [i for i, item in enumerate(self._items) if item.prepared]
+
+    def call_operands(self, call: int) -> tuple[Any, Any]:
+        """What the source's and the destination's programs take as their call.
+
+        On CPU the handlers read its number there. On GPUs they run before the operand is on the device, and go by the
+        order of launches: a fixed array saves the copy.
+        """
+        return self._fixed_calls or (np.uint32(call), np.uint32(call))
+
+    def _chunks(self) -> list[slice]:
+        return [slice(begin, begin + self._chunk) for begin in range(0, len(self._items), self._chunk)]
+
+    def compile_prepare(self) -> Program:
+        """`(arrays of self.prepared…) -> [published arrays]`: casts and conversions, fused by XLA."""
+        items = [self._items[i] for i in self.prepared]
+
+        def prepare(*arrays: Array) -> list[Array]:
+            return [item.prepare(x) for item, x in zip(items, arrays, strict=True)]
+
+        args = [_struct(i.leaf.shape, i.src_dtype, self._src, i.leaf.src.spec) for i in items]
+        out = [NamedSharding(self._src, i.leaf.src.spec) for i in items]
+        return _compile(prepare, args, out_shardings=out)
+
+    def compile_publish(self) -> Program:
+        """`(call, published arrays…) -> token`."""
+        return self._compile_source(self._publish)
+
+    def compile_release(self) -> Program:
+        """`(call, published arrays…) -> token`; while it runs, XLA keeps the arrays as they are."""
+        return self._compile_source(lambda call, *_: self._release(self._src, call, []))
+
+    def _compile_source(self, fn: Program) -> Program:
+        return _compile(fn, [_call_struct(self._src), *self._published()], keep_unused=True)
+
+    def compile_receive(self, *, into: bool) -> Program:
+        """`(call[, old arrays…]) -> [new arrays]`; old arrays are donated and give their memory."""
+
+        def receive(call: Array, *old: Array) -> list[Array]:
+            return self._receive(call, old)[0]
+
+        return self._compile_receiving(receive, [_call_struct(self._dst)], self._results, into=into)
+
+    def compile_exchange(self, *, into: bool) -> Program:
+        """`(call, published arrays…[, old arrays…]) -> ([new arrays], token)`: publishes, receives and releases."""
+        published = self._published()
+
+        def exchange(call: Array, *arrays: Array) -> tuple[list[Array], Array]:
+            call = self._publish(call, *arrays[: len(published)])
+            new, arrived = self._receive(call, arrays[len(published) :])
+            return new, self._release(self._dst, call, arrived)
+
+        args = [_call_struct(self._src), *published]
+        return self._compile_receiving(exchange, args, (self._results, NamedSharding(self._dst, _ALIKE)), into=into)
+
+    def _compile_receiving(self, fn: Program, args: list[Any], out: Any, *, into: bool) -> Program:
+        old = self._old() if into else []
+        donate = tuple(range(len(args), len(args) + len(old)))
+        return _compile(fn, [*args, *old], out_shardings=out, donate_argnums=donate, keep_unused=True)
+
+    # Each chunk is mapped over the mesh by itself: XLA's time is quadratic in the operands of what is mapped at once.
+
+    def _publish(self, call: Array, *arrays: Array) -> Array:
+        for chunk, leaves in enumerate(self._chunks()):
+            body = partial(self._publish_chunk, chunk, self._items[leaves])
+            specs = [item.leaf.src.spec for item in self._items[leaves]]
+            call = _shard_map(body, self._src, [_ALIKE, *specs], _ALIKE)(call, *arrays[leaves])
+        return call
+
+    def _publish_chunk(self, chunk: int, items: Sequence[_Item], call: Array, *arrays: Array) -> Any:
+        wires = [item.on_wire(x) for item, x in zip(items, arrays, strict=True)]
+        return _ffi(PUBLISH, _TOKEN)(call, *wires, key=self._key, chunk=np.int64(chunk))
+
+    def _receive(self, call: Array, old: Sequence[Array]) -> tuple[list[Array], list[tuple[Array, PartitionSpec]]]:
+        """The new arrays; and for each chunk something that is there when it has arrived, and how that is laid out."""
+        new: list[Array] = []
+        arrived = []
+        for chunk, leaves in enumerate(self._chunks()):
+            body = partial(self._receive_chunk, chunk, self._items[leaves])
+            specs = [item.leaf.dst.spec for item in self._items[leaves]]
+            old_specs = specs[: len(old[leaves])]  # none where there are no old arrays
+            last_spec = _ALIKE if self._in_order else specs[0]
+            mapped = _shard_map(body, self._dst, [_ALIKE, *old_specs], (specs, last_spec))
+            some, last = mapped(call, *old[leaves])
+            if self._in_order:
+                call = last  # what the next chunk waits for
+            new += some
+            arrived.append((last, last_spec))
+        return new, arrived
+
+    def _receive_chunk(self, chunk: int, items: Sequence[_Item], call: Array, *old: Array) -> tuple[list[Array], Array]:
+        given = zip(items, old, strict=False)
+        reused = {j: item.wire.encode(x) for j, (item, x) in enumerate(given) if not item.wire.converts}
+        aliases = {1 + position: j for position, j in enumerate(reused)}
+        structs = [jax.ShapeDtypeStruct(_wire_shard(item), item.wire.array_dtype) for item in items]
+        token = [_TOKEN] if self._in_order else []
+        receive = _ffi(RECEIVE, [*structs, *token], input_output_aliases=aliases)
+        wires = list(receive(call, *reused.values(), key=self._key, chunk=np.int64(chunk)))
+        last = wires.pop() if self._in_order else wires[0]
+        return [item.wire.decode(wire) for item, wire in zip(items, wires, strict=True)], last
+
+    def _release(self, mesh: Mesh, call: Array, arrived: Sequence[tuple[Array, PartitionSpec]]) -> Any:
+        """Releases when that has arrived."""
+        body = partial(_ffi(RELEASE, _TOKEN), key=self._key)
+        specs = [_ALIKE, *(spec for _, spec in arrived)]
+        return _shard_map(body, mesh, specs, _ALIKE)(call, *(x for x, _ in arrived))
+
+    def _published(self) -> list[jax.ShapeDtypeStruct]:
+        return [_struct(i.leaf.shape, i.published_dtype, self._src, i.leaf.src.spec) for i in self._items]
+
+    def _old(self) -> list[jax.ShapeDtypeStruct]:
+        return [_struct(i.leaf.shape, i.leaf.dtype, self._dst, i.leaf.dst.spec) for i in self._items]
+
+    @property
+    def _results(self) -> list[NamedSharding]:
+        return [NamedSharding(item.leaf.dst.mesh, item.leaf.dst.spec) for item in self._items]
+
+
+def _auto(mesh: Any) -> Mesh:
+    """The same devices and axis names without explicit axis types, which would type the programs' inner arrays."""
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+def _zero(mesh: Mesh) -> Array:
+    return jax.make_array_from_callback((), NamedSharding(mesh, _ALIKE), lambda _: np.uint32(0), dtype=np.uint32)
+
+
+def _is_local(mesh: Mesh) -> bool:
+    mine = jax.process_index()
+    return any(device.process_index == mine for device in mesh.devices.flat)
+
+
+def _wire_shard(item: _Item) -> tuple[int, ...]:
+    return layout_of_sharding(item.leaf.shape + item.wire.tail, item.leaf.dst).shard_shape
+
+
+def _struct(shape: tuple[int, ...], dtype: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+
+def _call_struct(mesh: Mesh) -> jax.ShapeDtypeStruct:
+    return _struct((), jnp.uint32, mesh, _ALIKE)
+
+
+_ffi = jax.ffi.ffi_call
+
+
+def _shard_map(fn: Program, mesh: Mesh, in_specs: Sequence[PartitionSpec], out_specs: Any) -> Program:
+    mapped: Program = partial(jax.shard_map, mesh=mesh, check_vma=False)(
+        fn, in_specs=tuple(in_specs), out_specs=out_specs
+    )
+    return mapped
+
+
+def _compile(fn: Program, args: Sequence[Any], *, out_shardings: Any = None, **options: Any) -> Program:
+    """Compiles now, so that no call ever waits for a compilation in the midst of a transfer."""
+    jitted = jax.jit(fn, out_shardings=out_shardings, **options)
+    with own_tracing_context():
+        compiled = jitted.lower(*args).compile()
+    if not any(_is_sub_byte(arg.dtype) for arg in args):
+        return compiled
+
+    def call(*arrays: Any) -> Any:
+        # Compiled objects refuse arrays of less than a byte an element: JAX gives the two sides different layouts
+        # (`sub_byte_element_size_in_bits`). A jitted function takes them, in the context that it was lowered in.
+        # It would also take other device-local layouts, by way of copies that are gone when the readers come.
+        if not all(row_major(x) for x in arrays if isinstance(x, Array)):
+            raise ValueError("an array has another device-local layout than the default, row-major one")
+        with own_tracing_context():
+            return jitted(*arrays)
+
+    return call
+
+
+def _is_sub_byte(dtype: Any) -> bool:
+    return not jnp.issubdtype(dtype, jax.dtypes.extended) and bits_of(np.dtype(dtype)) < 8

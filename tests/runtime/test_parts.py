@@ -1,0 +1,74 @@
+"""Routes that are launched in parts, as those between GPUs of one process are."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jreshard
+from jreshard._runtime import execution
+
+LEAVES = 40
+
+
+@pytest.fixture
+def small_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "_HEAD_START", 8)
+    monkeypatch.setattr(execution, "_HEAD_START_BYTES", 1)
+
+
+def shardings() -> tuple[NamedSharding, NamedSharding]:
+    devices = np.array(jax.devices())
+    rows = NamedSharding(Mesh(devices[:2], ("x",)), PartitionSpec("x"))
+    return rows, NamedSharding(Mesh(devices[2:4], ("x",)), PartitionSpec(None, "x"))
+
+
+def tree() -> dict[str, np.ndarray]:
+    """Leaves of many sizes, in no order of them."""
+    sizes = np.random.default_rng(0).permutation(LEAVES) + 1
+    return {f"w{i:02}": oracle.values((2 * n, 4), np.float32, i) for i, n in enumerate(sizes.tolist())}
+
+
+@pytest.mark.usefixtures("small_head_start")
+def test_the_largest_leaves_go_ahead() -> None:
+    src, dst = shardings()
+    (route,) = jreshard.plan(jax.device_put(tree(), src), src, dst).routes
+    ahead, rest = execution._parts(route, "p2p")
+    sizes = [[np.prod(leaf.shape) for leaf in part.leaves] for part in (ahead, rest)]
+    assert [len(part.leaves) for part in (ahead, rest)] == [8, LEAVES - 8]
+    assert min(sizes[0]) >= max(sizes[1])
+    assert sorted(leaf.index for part in (ahead, rest) for leaf in part.leaves) == list(range(LEAVES))
+    for part in (ahead, rest):
+        for i, leaf in enumerate(part.leaves):
+            assert part.moves_of(i) is route.moves_of(route.leaves.index(leaf))
+
+
+@pytest.mark.usefixtures("small_head_start")
+@pytest.mark.parametrize("transport", ["host", "nccl"])
+def test_other_transports_take_the_whole_route(transport: str) -> None:
+    src, dst = shardings()
+    (route,) = jreshard.plan(jax.device_put(tree(), src), src, dst).routes
+    assert execution._parts(route, transport) == [route]
+
+
+@pytest.mark.usefixtures("small_head_start")
+def test_parts_make_up_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts_of, made = execution._parts, []
+
+    def parts(route: Any, transport: str) -> Any:
+        made.append(parts_of(route, "p2p"))
+        return made[-1]
+
+    monkeypatch.setattr(execution, "_parts", parts)
+    src, dst = shardings()
+    host = tree()
+    params = jax.device_put(host, src)
+    plan = jreshard.plan(params, src, dst)
+    old = None
+    for _ in range(3):
+        old = plan.execute(params, into=old, verify=True)
+        oracle.assert_tree_holds(old, host, dst)
+    assert [len(some) for some in made] == [2]
