@@ -16,8 +16,8 @@ from jreshard._plan import Plan, Signature
 from jreshard._planning.spread import Spread, take_turns
 from jreshard._route import Leaf, Route, Target
 from jreshard._runtime.party import Party
+from jreshard._runtime.transform import SourceTransform, Transform, cast_floating, device_sets
 from jreshard._sources import Source, alias_pattern, read_source
-from jreshard._transform import SourceTransform, Transform, cast_floating, device_sets
 from jreshard._wire import UNUSABLE
 
 # What is computed with in 64 bits stays exact below these.

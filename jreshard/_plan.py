@@ -26,9 +26,9 @@ from jreshard._planning.spread import Spread
 from jreshard._planning.topology import Placement, Topology
 from jreshard._route import Kind, Route, Target, devices_of
 from jreshard._runtime.execution import Execution
+from jreshard._runtime.transform import SourceTransform
 from jreshard._runtime.transport import choose_transport
 from jreshard._sources import Source, alias_pattern
-from jreshard._transform import SourceTransform
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,8 +15,8 @@ from jreshard._paper_plans import PaperPlans
 from jreshard._plan import Plan
 from jreshard._planning.spread import even_out, take_turns
 from jreshard._planning.topology import Topology
+from jreshard._runtime.transform import Transform
 from jreshard._sources import alias_pattern, facts_of
-from jreshard._transform import Transform
 
 _TIMEOUT = 300.0
 _PLANS_KEPT = 64

@@ -17,9 +17,9 @@ from jreshard._compat import deleted_among, is_array, row_major
 from jreshard._deadline import Deadline
 from jreshard._route import Route, Target
 from jreshard._runtime.launch import Launcher
+from jreshard._runtime.transform import SourceTransform
 from jreshard._runtime.verify import boxes_of, checksums, compare
 from jreshard._sources import lies_elsewhere
-from jreshard._transform import SourceTransform
 
 _RESULTS_KNOWN = 4  # as many buffers as a caller may use in turn without slow checks
 _HEAD_START = 64  # leaves that go ahead

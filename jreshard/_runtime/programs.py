@@ -17,9 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jreshard._compat import own_tracing_context, row_major
 from jreshard._layout import layout_of_sharding
+from jreshard._planning.tables import leaves_in_a_call
 from jreshard._route import Leaf, Route
 from jreshard._runtime.native import PUBLISH, RECEIVE, RELEASE, library
-from jreshard._runtime.tables import leaves_in_a_call
 from jreshard._wire import Wire, bits_of
 
 Program = Callable[..., Any]

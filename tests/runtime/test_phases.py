@@ -6,9 +6,8 @@ import pytest
 from oracle import assert_tree_holds, mesh, named, put, values
 
 import jreshard
-from jreshard._planning import planner
+from jreshard._planning import planner, tables
 from jreshard._planning.planner import Moves, plan_moves
-from jreshard._runtime import tables
 
 SHAPE = (24, 16, 6)
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from jreshard._announce import shardings_as_json, shardings_from_json
 from jreshard._deadline import Deadline
 from jreshard._leaves import LeafErrors, paths_of
+from jreshard._runtime.announce import shardings_as_json, shardings_from_json
 from jreshard._runtime.party import Party
 from jreshard._sources import Source, lies_elsewhere, named_sharding
 
