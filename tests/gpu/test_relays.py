@@ -9,7 +9,7 @@ import oracle
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from test_phases import relayed
+from relays import relayed
 
 import jreshard
 from jreshard._planning import planner

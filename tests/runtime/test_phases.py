@@ -4,25 +4,12 @@ import jax
 import numpy as np
 import pytest
 from oracle import assert_tree_holds, mesh, named, put, values
+from relays import relayed
 
 import jreshard
 from jreshard._planning import planner, tables
-from jreshard._planning.planner import Moves, plan_moves
 
 SHAPE = (24, 16, 6)
-
-
-def relayed(src, dst, src_ranks, dst_ranks, *, rotation=0) -> Moves:
-    """The first replica of each destination box reads the sources; each other one reads the replica before it."""
-    moves = plan_moves(src, dst, src_ranks, dst_ranks, rotation=rotation)
-    chains = {}
-    for rank, box in zip(dst_ranks.tolist(), dst.box_of.tolist(), strict=True):
-        chains.setdefault(box, []).append(rank)
-    before = {rank: chain[max(i - 1, 0)] for chain in chains.values() for i, rank in enumerate(chain)}
-    phase_of = {rank: i for chain in chains.values() for i, rank in enumerate(chain)}
-    phase = np.array([phase_of[rank] for rank in moves.dst.tolist()], np.int64)
-    sources = np.where(phase > 0, [before[rank] for rank in moves.dst.tolist()], moves.src)
-    return Moves(sources, moves.dst, moves.start, moves.stop, phase)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, "int4"])
