@@ -101,7 +101,6 @@ def test_seconds(tmp_path: Path) -> None:
     assert main(["bench", "--scale", "1e-5", "--rounds", "1000", "--seconds", "12", "--json", str(path)]) == 0
     assert time.monotonic() - begin < 60, "some seconds for the picture; 1000 rounds of all cases take minutes"
     found = read(path)
-    assert found["runs"][0]["ceilings"]["one process"]
     assert len(found.get("one process", {"cases": {}})["cases"]) < len(CASES)
 
 
