@@ -145,6 +145,10 @@ class Plan:
             leaves, treedef, donate=donate, into=into, verify=verify, timeout=timeout, transport=transport
         )
 
+    def holds(self, timeout: float) -> bool:
+        """Whether the plan may be used again; asks other processes where they had a part in making it."""
+        return self._transform is None or self._transform.lies_as_told(timeout)
+
     def execute_leaves(
         self,
         leaves: Sequence[Any],

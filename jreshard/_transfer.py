@@ -152,6 +152,10 @@ class _PlanCache:
                 self._plans.move_to_end(key)
             return found
 
+    def drop(self, key: Hashable) -> None:
+        with self._lock:
+            self._plans.pop(key, None)
+
     def put(self, key: Hashable, made: Plan) -> None:
         with self._lock:
             self._plans[key] = made
@@ -183,6 +187,9 @@ def _cached(params: Any, timeout: float, **request: Any) -> tuple[list[Any], Any
         found = build_plan(params, executes=True, replan=replan, timeout=timeout, **request)
         if key is not None:
             _plans.put(key, found)
+    elif not found.holds(timeout):
+        _plans.drop(key)
+        raise RuntimeError("jreshard: what transform makes lies otherwise than before; call again to plan anew")
     return leaves, treedef, found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
 def shardings_as_json(shardings: Sequence[NamedSharding | None]) -> dict[str, Any]:
@@ -25,18 +25,23 @@ def shardings_from_json(told: dict[str, Any]) -> list[NamedSharding | None]:
 
 def _as_json(sharding: NamedSharding) -> dict[str, Any]:
     mesh = sharding.mesh
+    if odd := [name for name in mesh.axis_names if not isinstance(name, str)]:
+        raise ValueError(f"mesh axis {odd[0]!r} cannot be told to another process; expected axis names to be text")
+    axes = zip(mesh.axis_names, mesh.devices.shape, mesh.axis_types, strict=True)
     return {
         "devices": [device.id for device in mesh.devices.flat],
-        "axes": [[str(name), size] for name, size in mesh.shape.items()],
+        "axes": [
+            [name, size, kind.name] for (name, size), kind in zip(mesh.shape.items(), mesh.axis_types, strict=True)
+        ],
         "spec": [list(entry) if isinstance(entry, tuple) else entry for entry in sharding.spec],
         "memory": sharding.memory_kind,
     }
 
 
 def _from_json(told: dict[str, Any], devices: dict[int, jax.Device]) -> NamedSharding:
-    sizes = [size for _, size in told["axes"]]
+    names, sizes, types = ([axis[part] for axis in told["axes"]] for part in range(3))
     members = np.empty(math.prod(sizes), object)
     members[:] = [devices[i] for i in told["devices"]]
-    mesh = Mesh(members.reshape(sizes), tuple(name for name, _ in told["axes"]))
+    mesh = Mesh(members.reshape(sizes), tuple(names), axis_types=tuple(AxisType[name] for name in types))
     spec = PartitionSpec(*(tuple(entry) if isinstance(entry, list) else entry for entry in told["spec"]))
     return NamedSharding(mesh, spec, memory_kind=told["memory"])

@@ -67,7 +67,8 @@ class NcclConnection:
     def meet(self, what: str, deadline: Deadline) -> tuple[Exchange, int]:
         """As `PullConnection.meet`; makes the communicator anew where a process has none that is of use."""
         found = communicator_over(self._route.devices)
-        ready = found is not None and found is self._communicator and not self._opened.broken
+        opened = self._exchange is not None and not self._exchange.broken
+        ready = opened and found is not None and found is self._communicator
         facts = {
             "call": Exchange.next_call(),
             "NCCL": ".".join(map(str, self._nccl.version)),

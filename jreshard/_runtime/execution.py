@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 
 from jreshard._compat import deleted_among, is_array, row_major
 from jreshard._deadline import Deadline
+from jreshard._leaves import LeafErrors
 from jreshard._route import Route, Target
 from jreshard._runtime.launch import Launcher
 from jreshard._runtime.transform import SourceTransform
@@ -82,9 +83,12 @@ class Execution:
                 legs = self._legs[transport] = [self._leg(part, transport) for part in parts]
             for leg in legs:
                 leg.launcher.compile(into=into is not None)
-        if len(self._routes) > 1:
+        if len(legs) > 1:
             # JAX would refuse other device-local layouts as well, but by then a leg before may have moved.
-            _check_layouts([*leaves, *(into or [])])
+            paths = [target.path for target in self._targets]
+            _check_layouts("into", paths, into or [])
+            if self._transform is None:
+                _check_layouts("params", paths, leaves)
         made = leaves if self._transform is None else self._transform(leaves)
         placed = self._place_host_values(made)
         if donate and self._transform is not None:
@@ -205,12 +209,13 @@ def _overwrite(old: Array, new: Array) -> Array:
     return new
 
 
-def _check_layouts(arrays: Sequence[Any]) -> None:
-    for x in arrays:
+def _check_layouts(root: str, paths: Sequence[str], leaves: Sequence[Any]) -> None:
+    errors = LeafErrors("transfer")
+    for path, x in zip(paths, leaves, strict=False):
         if is_array(x) and not row_major(x):
-            raise ValueError(
-                f"an array of shape {x.shape} has another device-local layout than the default, row-major one"
-            )
+            found = "has another device-local layout than the default; expected the row-major one"
+            errors.add(f"{root}{path}", found)
+    errors.raise_any()
 
 
 def _far(shardings: dict[int, NamedSharding]) -> dict[int, NamedSharding]:

@@ -73,24 +73,38 @@ class SourceTransform:
             self.out_info = lowered.out_info
             return [named_sharding(sharding) for sharding in jax.tree.leaves(self._run.output_shardings)]
 
-        if _all_have_some(party, sources):
+        self._party = None if _all_have_some(party, sources) else party
+        if self._party is None:
             shardings = compile_here()
         else:
             compiles = not any(lies_elsewhere(source.sharding) for source in sources)
             if not compiles:
                 self.out_info = jax.eval_shape(run, *args)
-            deadline = Deadline.after(timeout)
-            said = party.all_or_none(
-                f"transform of {len(leaves)} leaves",
-                lambda: shardings_as_json(compile_here()) if compiles else None,
-                deadline,
+            self._what = f"transform of {len(leaves)} leaves"
+            self._told = self._tell(
+                self._party, lambda: shardings_as_json(compile_here()) if compiles else None, timeout
             )
-            shardings = shardings_from_json(next(told for told in said.values() if told is not None))
+            shardings = shardings_from_json(self._told)
         outs = jax.tree.leaves(self.out_info)
         self.sources: list[Source | None] = [
             None if sharding is None else Source(tuple(out.shape), out.dtype, sharding)
             for out, sharding in zip(outs, shardings, strict=True)
         ]
+
+    def _tell(self, party: Party, known: Callable[[], Any], timeout: float) -> dict[str, Any]:
+        """What the processes that know tell of the result's shardings."""
+        said = party.all_or_none(self._what, known, Deadline.after(timeout))
+        told: dict[str, Any] = next(told for told in said.values() if told is not None)
+        return told
+
+    def lies_as_told(self, timeout: float) -> bool:
+        """Whether the result lies as it did when this object was made.
+
+        All processes have to ask when they use a plan again: one of them may have lost its plan, and be told meanwhile.
+        """
+        if self._party is None:
+            return True
+        return self._tell(self._party, lambda: None if self._run is None else self._told, timeout) == self._told
 
     def check(self, errors: LeafErrors) -> None:
         """Notes leaves of the result whose placement cannot be planned."""

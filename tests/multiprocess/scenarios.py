@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from repeats import repeats
 
 import jreshard
-from jreshard import _compat
+from jreshard import _compat, _transfer
 from jreshard._runtime import communicator, links
 from jreshard._runtime.native import disconnect_process
 from jreshard.bench.gpu import Gpu
@@ -243,6 +243,11 @@ def transforms() -> None:
             got = jreshard.transfer(params, src, dst, transform=renamed, into=got, **OPTIONS)
             oracle.assert_tree_holds(got, expected, dst)
     src, dst = on([0], WHOLE), on([last], WHOLE)
+    for loses in (0, 1):  # one process has lost its plan, or would make another one now
+        if jax.process_index() == loses:
+            _transfer._plans._plans.clear()
+        got = jreshard.transfer(place(host, src), src, dst, transform=renamed, **OPTIONS)
+        oracle.assert_tree_holds(got, expected, dst)
     with pytest.raises(ZeroDivisionError if jax.process_index() == 0 else RuntimeError, match="no such layer"):
         jreshard.transfer(place(host, src), src, dst, transform=fails, **OPTIONS)
     oracle.assert_tree_holds(jreshard.transfer(place(host, src), src, dst, **OPTIONS), host, dst)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import oracle
 import pytest
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jreshard
@@ -54,8 +55,9 @@ def test_other_transports_take_the_whole_route(transport: str) -> None:
     assert execution._parts(route, transport) == [route]
 
 
-@pytest.mark.usefixtures("small_head_start")
-def test_parts_make_up_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, small_head_start: None) -> list[Any]:
+    """Has transfers between CPU devices made in parts, which are then in the list."""
     parts_of, made = execution._parts, []
 
     def parts(route: Any, transport: str) -> Any:
@@ -63,6 +65,23 @@ def test_parts_make_up_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         return made[-1]
 
     monkeypatch.setattr(execution, "_parts", parts)
+    return made
+
+
+def test_a_layout_that_does_not_fit_is_found_before_any_part_moves(made: list[Any]) -> None:
+    src, dst = shardings()
+    params = jax.device_put(tree(), src)
+    plan = jreshard.plan(params, src, dst)
+    old = plan.execute(params)
+    last = min(old, key=lambda name: old[name].size)
+    bad = {**old, last: jax.device_put(np.asarray(old[last]), Format(Layout((1, 0)), dst))}
+    with pytest.raises(ValueError, match=rf"into\['{last}'\]: has another device-local layout"):
+        plan.execute(params, into=bad)
+    assert len(made[0]) == 2
+    assert not any(array.is_deleted() for array in bad.values())
+
+
+def test_parts_make_up_the_whole(made: list[Any]) -> None:
     src, dst = shardings()
     host = tree()
     params = jax.device_put(host, src)
