@@ -38,9 +38,9 @@ class Stopwatch:
 
     def __init__(self, plan: jreshard.Plan) -> None:
         self.launches: list[tuple[str, float, float]] = []
-        for legs in plan._execution._legs.values():
-            for leg in legs:
-                made = vars(leg.launcher)
+        for routes in plan._execution._ready.values():
+            for route in routes:
+                made = vars(route.launcher)
                 made.update({name: self._timed(name, made[name]) for name in PROGRAMS if name in made})
 
     def _timed(self, name: str, program: Callable[..., Any]) -> Callable[..., Any]:

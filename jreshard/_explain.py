@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jreshard._layout import AnyMesh, layout_of_sharding
-from jreshard._planning.planner import Moves
+from jreshard._planning.moves import Moves
 from jreshard._render import human_bytes
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from jreshard._explain import explain
 from jreshard._picture import picture
 from jreshard._planning.figures import Figures, add_loads, figures_of, numbered, traffic_of
 from jreshard._planning.loads import LOCAL, Loads
-from jreshard._planning.planner import Moves, no_moves
+from jreshard._planning.moves import Moves, no_moves
 from jreshard._planning.spread import Spread
 from jreshard._planning.topology import Placement, Topology
 from jreshard._route import Kind, Route, Target, devices_of

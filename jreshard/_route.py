@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jreshard._layout import AnyMesh, Layout, layout_of_sharding
-from jreshard._planning.planner import Flows, Moves
+from jreshard._planning.moves import Flows, Moves
 from jreshard._planning.tables import copy_words, leaves_in_a_call, plan_words
 from jreshard._planning.tally import Totals
 from jreshard._wire import Wire, wire_of

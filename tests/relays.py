@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from jreshard._planning.planner import Moves, plan_moves
+from jreshard._planning.moves import Moves
+from jreshard._planning.turns import plan_moves
 
 
 def relayed(src, dst, src_ranks, dst_ranks, *, rotation=0) -> Moves:

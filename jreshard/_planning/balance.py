@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jreshard._planning.arrays import largest
 from jreshard._planning.divisions import Division
 from jreshard._planning.filling import WHOLE, Filling, settle, settle_below
 from jreshard._planning.needs import Needs, SourceNeeds, TargetNeeds, feeds, passers
-from jreshard._planning.planner import largest
 from jreshard._planning.topology import Placement, Topology
 
 _TRIES = 4  # of how much to pass on
@@ -86,7 +86,7 @@ class Balance:
             if by_rank.slowest(faster) < intake.slowest(faster):
                 intake = by_rank
             else:
-                self._take_in(placement, near, by_card=True)
+                intake = self._take_in(placement, near, by_card=True)
         entering, received, passed_on, near_leaving = intake
         # No link need be less loaded than the one that takes longest anyway: what needs no relay goes without.
         network_limit = max(largest(entering), largest(leaving))

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jreshard._planning.arrays import largest
 from jreshard._planning.filling import Filling, settle
 from jreshard._planning.needs import Needs
-from jreshard._planning.planner import largest
 from jreshard._planning.spread import Spread
 
 

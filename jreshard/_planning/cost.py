@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jreshard._planning.arrays import largest
 from jreshard._planning.loads import FAR, LOCAL, NEAR, Loads
-from jreshard._planning.planner import largest
 from jreshard._planning.topology import Topology
 
 

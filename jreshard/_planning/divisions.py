@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from jreshard._layout import Layout
-from jreshard._planning.planner import among, overlaps, ranges
+from jreshard._planning.arrays import among, ranges
+from jreshard._planning.overlaps import overlaps
 
 
 @dataclass(frozen=True, eq=False)

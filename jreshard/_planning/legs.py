@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jreshard._planning.arrays import among, ranges
 from jreshard._planning.balance import Balance
 from jreshard._planning.divisions import Pair
 from jreshard._planning.filling import WHOLE
 from jreshard._planning.needs import passers
-from jreshard._planning.planner import among, ranges
 from jreshard._planning.shares import Shares, positions, split
 
 _OFTEN = 32  # times that each domain passes something on, so that they come to do so alike

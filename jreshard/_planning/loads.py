@@ -4,7 +4,8 @@ from functools import cached_property
 
 import numpy as np
 
-from jreshard._planning.planner import PHASES, largest
+from jreshard._planning.arrays import largest
+from jreshard._planning.moves import PHASES
 from jreshard._planning.tally import Totals
 from jreshard._planning.topology import Placement
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from jreshard._planning.arrays import among, largest
 from jreshard._planning.balance import Balance
 from jreshard._planning.divisions import Pair
 from jreshard._planning.filling import WHOLE
 from jreshard._planning.legs import Feeds, Senders, feeds_of, near_readers
-from jreshard._planning.planner import PHASES, Moves, among, largest
+from jreshard._planning.moves import PHASES, Moves
 from jreshard._planning.shares import side_by_side
 from jreshard._planning.tally import Classes, Tally
 

@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 
 from jreshard._planning.divisions import Pair
+from jreshard._planning.moves import Flows, Moves, in_runs
 from jreshard._planning.pattern import Grid, Hops, Pattern, Window, joined, moves_of, no_hops
-from jreshard._planning.planner import Flows, Moves, in_runs
 from jreshard._planning.tally import Cut, Totals
 from jreshard._route import Kind, RouteRanks
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jreshard._layout import Layout
-from jreshard._planning.planner import Moves
+from jreshard._planning.moves import Moves
 
 _CHUNK = 64  # leaves in one FFI call: enough to make the call cheap, few enough that copying starts early
 _GPU_CHUNK = 1024  # for GPUs, where a call costs more, and chunks have to be in order (measured on two H200)

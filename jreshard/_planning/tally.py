@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jreshard._planning.arrays import ranges
 from jreshard._planning.filling import WHOLE
 from jreshard._planning.legs import Senders
-from jreshard._planning.planner import ranges
 
 
 @dataclass(frozen=True)

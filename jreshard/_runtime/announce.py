@@ -30,9 +30,7 @@ def _as_json(sharding: NamedSharding) -> dict[str, Any]:
     axes = zip(mesh.axis_names, mesh.devices.shape, mesh.axis_types, strict=True)
     return {
         "devices": [device.id for device in mesh.devices.flat],
-        "axes": [
-            [name, size, kind.name] for (name, size), kind in zip(mesh.shape.items(), mesh.axis_types, strict=True)
-        ],
+        "axes": [[name, size, kind.name] for name, size, kind in axes],
         "spec": [list(entry) if isinstance(entry, tuple) else entry for entry in sharding.spec],
         "memory": sharding.memory_kind,
     }

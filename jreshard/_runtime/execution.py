@@ -28,7 +28,7 @@ _HEAD_START_BYTES = 1 << 28  # of a route that is worth it: launching it takes a
 
 
 @dataclass(frozen=True)
-class _Leg:
+class _ReadyRoute:
     """A route made ready to run: its launcher, and which of its leaves lie outside the memory that computations use."""
 
     route: Route
@@ -50,7 +50,7 @@ class Execution:
     def __init__(self, targets: Sequence[Target], routes: Sequence[Route], transform: SourceTransform | None) -> None:
         self._targets, self._routes, self._transform = targets, routes, transform
         self._lock = threading.Lock()
-        self._legs: dict[str, list[_Leg]] = {}  # by transport
+        self._ready: dict[str, list[_ReadyRoute]] = {}  # by transport
         self._host = [i for i, t in enumerate(targets) if t.src is None]
         self._empty = [i for i, t in enumerate(targets) if t.is_made_in_place and t.same_as == i]
         self._returned: deque[list[weakref.ref[Array]]] = deque(maxlen=_RESULTS_KNOWN)
@@ -77,14 +77,14 @@ class Execution:
             transport: `"host"`, `"p2p"` or `"nccl"`.
         """
         with self._lock:
-            legs = self._legs.get(transport)
-            if legs is None:
+            ready = self._ready.get(transport)
+            if ready is None:
                 parts = [part for route in self._routes for part in _parts(route, transport)]
-                legs = self._legs[transport] = [self._leg(part, transport) for part in parts]
-            for leg in legs:
-                leg.launcher.compile(into=into is not None)
-        if len(legs) > 1:
-            # JAX would refuse other device-local layouts as well, but by then a leg before may have moved.
+                ready = self._ready[transport] = [self._make_ready(part, transport) for part in parts]
+            for route in ready:
+                route.launcher.compile(into=into is not None)
+        if len(ready) > 1:
+            # JAX would refuse other device-local layouts as well, but by then a route before may have moved.
             paths = [target.path for target in self._targets]
             _check_layouts("into", paths, into or [])
             if self._transform is None:
@@ -94,8 +94,8 @@ class Execution:
         if donate and self._transform is not None:
             _delete(leaves)
         out: list[Any] = [None] * len(self._targets)
-        for leg in legs:
-            self._run_leg(leg, made, into, out, verify, deadline)
+        for route in ready:
+            self._run_route(route, made, into, out, verify, deadline)
         for i, value in placed.items():
             dst = self._targets[i].dst
             reuse = into is not None and not _far({0: dst}) and not lies_elsewhere(dst)
@@ -118,34 +118,36 @@ class Execution:
             for last in self._returned
         )
 
-    def _leg(self, route: Route, transport: str) -> _Leg:
+    def _make_ready(self, route: Route, transport: str) -> _ReadyRoute:
         places = [leaf.index for leaf in route.leaves]
         launcher = Launcher(route, [self._targets[i].src_dtype for i in places], transport)
         sources = _far({i: leaf.src for i, leaf in enumerate(route.leaves)})
         targets = _far({i: leaf.dst for i, leaf in enumerate(route.leaves)})
-        return _Leg(route, launcher, places, sources, targets)
+        return _ReadyRoute(route, launcher, places, sources, targets)
 
-    def _run_leg(
+    def _run_route(
         self,
-        leg: _Leg,
+        route: _ReadyRoute,
         made: Sequence[Any],
         into: Sequence[Array] | None,
         out: list[Any],
         verify: bool,
         deadline: Deadline,
     ) -> None:
-        sources = _put([made[i] for i in leg.places], {i: _near(s) for i, s in leg.far_sources.items()})
-        published = leg.launcher.prepare(sources)
-        old = into and _put([into[i] for i in leg.places], {i: _near(s) for i, s in leg.far_targets.items()})
-        new = leg.launcher.run(published, old, deadline, verify=verify)
-        if verify and leg.launcher.party.takes_part:
-            self._compare(leg, published, new, deadline)
-        for i, array in zip(leg.places, _put(new, leg.far_targets), strict=True):
+        sources = _put([made[i] for i in route.places], {i: _near(s) for i, s in route.far_sources.items()})
+        published = route.launcher.prepare(sources)
+        old = into and _put([into[i] for i in route.places], {i: _near(s) for i, s in route.far_targets.items()})
+        new = route.launcher.run(published, old, deadline, verify=verify)
+        if verify and route.launcher.party.takes_part:
+            self._compare(route, published, new, deadline)
+        for i, array in zip(route.places, _put(new, route.far_targets), strict=True):
             out[i] = array
 
-    def _compare(self, leg: _Leg, published: Sequence[Array], new: Sequence[Array], deadline: Deadline) -> None:
+    def _compare(
+        self, route: _ReadyRoute, published: Sequence[Array], new: Sequence[Array], deadline: Deadline
+    ) -> None:
         """Compares checksums of all devices, which the processes tell each other."""
-        leaves = leg.route.leaves
+        leaves = route.route.leaves
         dtypes = [leaf.dtype for leaf in leaves]
         sides = (published, [leaf.src for leaf in leaves]), (new, [leaf.dst for leaf in leaves])
 
@@ -157,7 +159,7 @@ class Execution:
                 for arrays, shardings in sides
             ]
 
-        everybody = leg.launcher.party.all_or_none(f"checksums of {len(leaves)} leaves", local, deadline).values()
+        everybody = route.launcher.party.all_or_none(f"checksums of {len(leaves)} leaves", local, deadline).values()
         compared = []
         for side, (_, shardings) in enumerate(sides):
             by_rank = dict(pair for answer in everybody for pair in answer[side])

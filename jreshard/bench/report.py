@@ -124,6 +124,7 @@ class Report:
         """
         title = CASES[case].title(CASES[case].scaled(result.get("scale", 1.0)))
         kept = self.part(name).setdefault(MEMORY, {}).setdefault(case, {"title": title})
+        kept.pop("error", None)  # of an earlier run
         kept |= {key: value for key, value in result.items() if key != "contenders"}
         kept.setdefault("contenders", {}).update(result["contenders"])
         self.write()

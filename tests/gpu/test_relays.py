@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from relays import relayed
 
 import jreshard
-from jreshard._planning import planner
+from jreshard._planning import turns
 
 pytestmark = pytest.mark.gpu
 
@@ -69,7 +69,7 @@ TWO = {
 @pytest.mark.parametrize("staging", ["1", "128"])
 @pytest.mark.parametrize("name", TWO)
 def test_two_gpus(name: str, staging: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "plan_moves", relayed)
+    monkeypatch.setattr(turns, "plan_moves", relayed)
     monkeypatch.setenv("JRESHARD_STAGING_MIB", staging)
     src_ids, src_spec = TWO[name]
     check(on(src_ids, src_spec), on([0, 1], WHOLE), None, **options)

@@ -7,7 +7,7 @@ from oracle import assert_tree_holds, mesh, named, put, values
 from relays import relayed
 
 import jreshard
-from jreshard._planning import planner, tables
+from jreshard._planning import tables, turns
 
 SHAPE = (24, 16, 6)
 
@@ -23,7 +23,7 @@ SHAPE = (24, 16, 6)
     ],
 )
 def test_replicas_complete_each_other(monkeypatch, src, dst, dtype):
-    monkeypatch.setattr(planner, "plan_moves", relayed)
+    monkeypatch.setattr(turns, "plan_moves", relayed)
     monkeypatch.setattr(tables, "_CHUNK", 2)
     (src_ids, src_spec), (dst_ids, dst_spec) = src, dst
     src_sharding = named(mesh(src_ids, x=2, y=2), *src_spec)
@@ -40,7 +40,7 @@ def test_replicas_complete_each_other(monkeypatch, src, dst, dtype):
 
 
 def test_the_pairs_of_every_phase_are_known(monkeypatch):
-    monkeypatch.setattr(planner, "plan_moves", relayed)
+    monkeypatch.setattr(turns, "plan_moves", relayed)
     src, dst = named(mesh([0]), None), named(mesh([0, 1, 2]), None)
     plan = jreshard.plan(jax.ShapeDtypeStruct((8,), np.float32), src, dst)
     assert [route.pairs for route in plan.routes] == [[(0, 1), (1, 2)]]
