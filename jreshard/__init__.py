@@ -2,6 +2,7 @@
 
 from importlib.metadata import version as _version
 
+from jreshard import models as models
 from jreshard._control import MismatchError as MismatchError
 from jreshard._control import PeerLost as PeerLost
 from jreshard._control import PeerTimeout as PeerTimeout

@@ -370,3 +370,13 @@ def test_source_released_while_in_flight():
             jax.tree.map(lambda leaf: leaf.delete(), params)
         del params
         assert_tree_holds(moved, host, dst)
+
+
+def test_python_numbers_stay_weakly_typed():
+    dst = named(mesh([1, 2]))
+    for value in (1.5, 3, True):
+        arrived = jreshard.transfer({"n": value}, None, dst)["n"]
+        assert arrived.weak_type == jnp.asarray(value).weak_type
+        assert arrived.dtype == jnp.asarray(value).dtype
+        assert arrived.sharding == dst
+    assert not jreshard.transfer({"n": np.float32(1.5)}, None, dst)["n"].weak_type

@@ -246,7 +246,8 @@ def _put(arrays: list[Array], shardings: dict[int, NamedSharding]) -> list[Array
 
 def _cast_host(value: Any, dtype: Any) -> Any:
     """The value as it is where its dtype stays (a Python number keeps its weak type), else cast by NumPy."""
-    return value if np.asarray(value).dtype == dtype else np.asarray(value).astype(dtype)
+    array = np.asarray(value)
+    return value if jax.dtypes.canonicalize_dtype(array.dtype) == dtype else array.astype(dtype)
 
 
 def _delete(arrays: Sequence[Any]) -> None:

@@ -36,7 +36,10 @@ def library() -> ctypes.CDLL:
     """
     found = [path for base in jreshard.__path__ if (path := Path(base) / "libjreshard_native.so").exists()]
     if not found:
-        raise ImportError(f"libjreshard_native.so is not in {list(jreshard.__path__)}; install jreshard with pip")
+        raise ImportError(
+            f"libjreshard_native.so is not in {list(jreshard.__path__)}; install jreshard with pip, "
+            "in a clone of it with `pip install -e .`: there the folder hides an installed package"
+        )
     lib = ctypes.CDLL(str(found[0]))
     lib.jreshard_open.restype = ctypes.c_bool
     lib.jreshard_open.argtypes = [

@@ -81,7 +81,8 @@ class Report:
             if before != now:
                 other = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
                 text = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in other)
-                raise OtherHost(f"the results to go on from are of another {what.rstrip('s')}: {text}")
+                of = "host, or of other options" if what == "host" else "version"
+                raise OtherHost(f"the results to go on from are of another {of}: {text}")
         self.data |= found
 
     def ceilings(self, name: str) -> dict[str, Any]:

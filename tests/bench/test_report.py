@@ -96,7 +96,7 @@ def test_another_host_is_refused(path: Path) -> None:
     begin(path)
     report = Report(path, read(path))
     other = Greeting(GREETING.host | {"cores": 64}, GREETING.versions, [], [], 1.0)
-    with pytest.raises(OtherHost, match="are of another host: cores was 2 and is 64"):
+    with pytest.raises(OtherHost, match="are of another host, or of other options: cores was 2 and is 64"):
         report.greet(ONE_PROCESS, other)
     newer = Greeting(GREETING.host, {"jax": "2"}, [], [], 1.0)
     with pytest.raises(OtherHost, match="are of another version: jax was 1 and is 2"):
