@@ -76,7 +76,7 @@ def _of_host(x: Any, path: Path, errors: LeafErrors) -> Source | None:
     if dtype is None or dtype.name in UNUSABLE or not array.dtype.isnative:
         errors.add(path, f"is of dtype {array.dtype}; expected one that JAX arrays have", kind=TypeError)
         return None
-    if isinstance(x, int) and not isinstance(x, bool) and int(np.iinfo(dtype).max) < abs(x):
+    if isinstance(x, int) and not isinstance(x, bool) and not np.iinfo(dtype).min <= x <= np.iinfo(dtype).max:
         errors.add(path, f"is {x}, too large for {dtype}; enable jax_enable_x64, or give an array")
         return None
     return Source(array.shape, dtype, None)
@@ -85,6 +85,9 @@ def _of_host(x: Any, path: Path, errors: LeafErrors) -> Source | None:
 def _located(
     x: Any, sharding: Sharding | None, wanted: Sharding | None, path: Path, errors: LeafErrors
 ) -> Source | None:
+    if any(size < 0 for size in x.shape):
+        errors.add(path, f"is of shape {tuple(x.shape)}; expected sizes that are not negative")
+        return None
     if x.dtype.name in UNUSABLE:
         errors.add(path, f"is of dtype {x.dtype}, which XLA cannot compute with; expected another", kind=TypeError)
         return None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
-from oracle import P, assert_holds, cpus, mesh, named, numbers, put, values
+from oracle import P, assert_holds, assert_tree_holds, cpus, mesh, named, numbers, put, values
 
 import jreshard
 
@@ -129,6 +129,41 @@ def test_other_device_layout_is_named():
     array = jax.device_put(jnp.ones((4, 8)), Format(Layout((1, 0)), src))
     with pytest.raises(ValueError, match=r"\['w'\].*layout"):
         jreshard.transfer({"w": array}, src, dst)
+
+
+def test_arrays_without_elements_come_first_on_the_same_devices():
+    src, dst = named(mesh([0, 1, 2, 3])), named(mesh([0, 1, 2, 3], y=4))
+    host = {"a": np.zeros((0, 4), np.float32), "b": values((4, 4)), "c": np.zeros((4, 0), np.int32)}
+    params = jax.tree.map(lambda x: put(x, src), host)
+    old = None
+    for _ in range(2):
+        old = jreshard.transfer(params, src, dst, into=old, timeout=30)
+        assert_tree_holds(old, host, dst)
+
+
+def test_values_of_the_host_take_over_memory_under_any_mesh():
+    src, dst = named(mesh([0, 1]), "x"), named(mesh([2, 3]), "x")
+    host = {"w": values((4, 4)), "nan": np.full(2, np.nan, np.float32)}
+    tree = {"w": put(host["w"], src), "nan": host["nan"]}
+    old = jreshard.transfer(tree, None, dst)
+    with jax.set_mesh(mesh([0, 1], z=2)), jax.debug_nans(True):
+        new = jreshard.transfer(tree, None, dst, into=old)
+    assert_tree_holds(new, host, dst)
+
+
+def test_a_negative_size_is_refused():
+    with pytest.raises(ValueError, match=r"\['w'\]: is of shape \(-4, 4\)"):
+        jreshard.plan(
+            {"w": jax.ShapeDtypeStruct((-4, 4), np.float32)},
+            named(
+                mesh([0]),
+            ),
+            named(mesh([1])),
+        )
+
+
+def test_the_least_whole_number():
+    assert jreshard.transfer({"n": -(2**31)}, None, named(mesh([0])))["n"] == -(2**31)
 
 
 def test_replicas_share_the_sending_over_leaves_of_different_shapes():

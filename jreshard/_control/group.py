@@ -90,7 +90,7 @@ class Group:
         """
         deadline = time.monotonic() + timeout
         self._check_process()
-        self._check_usable(what)
+        self.check_usable(what)
         if not self._turn.acquire(timeout=max(0.0, timeout)):
             message = f"{what}: another thread of this process has been in a round for all of {timeout:g} s"
             raise PeerTimeout(message, [self.process])
@@ -153,7 +153,8 @@ class Group:
         if os.getpid() != self._pid:  # its locks may be held by threads that are not in this process
             raise RuntimeError(f"the group belongs to pid {self._pid}, from which this process was forked")
 
-    def _check_usable(self, what: str) -> None:
+    def check_usable(self, what: str) -> None:
+        """Raises `PeerLost` where a process is gone, and `RuntimeError` where this one has closed the group."""
         if self._closing:
             raise RuntimeError(f"{what}: the group was closed")
         if self._lost is not None:
@@ -196,7 +197,7 @@ class Group:
         """Whether there is an answer by the deadline."""
         with self._changed:
             while self._answer is None:
-                self._check_usable(what)
+                self.check_usable(what)
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from jreshard._compat import deleted_among, is_array, row_major
+from jreshard._compat import deleted_among, is_array, launching, own_tracing_context, row_major
 from jreshard._deadline import Deadline
 from jreshard._leaves import LeafErrors
 from jreshard._route import Route, Target
@@ -99,7 +99,7 @@ class Execution:
         for i, value in placed.items():
             dst = self._targets[i].dst
             reuse = into is not None and not _far({0: dst}) and not lies_elsewhere(dst)
-            out[i] = _overwrite(into[i], value) if into is not None and reuse else value
+            out[i] = _in_the_memory_of(into[i], value) if into is not None and reuse else value
         for i in self._empty:
             out[i] = _place_shards(np.zeros(self._targets[i].shape, self._targets[i].dtype), self._targets[i].dst)
         for i in self._shared:
@@ -203,6 +203,12 @@ def _parts(route: Route, transport: str) -> list[Route]:
         return [route]
     largest_first = np.argsort(-sizes, kind="stable")
     return [route.part(sorted(some.tolist())) for some in np.split(largest_first, [_HEAD_START])]
+
+
+def _in_the_memory_of(old: Array, new: Array) -> Array:
+    with own_tracing_context(), launching():
+        array: Array = _overwrite(old, new)
+        return array
 
 
 @partial(jax.jit, donate_argnums=0, keep_unused=True)

@@ -94,7 +94,11 @@ class Party:
                 stop()
 
     def _joined(self, deadline: Deadline) -> Group:
-        if self._group is None or self._group.broken:
+        if self._group is not None and self._group.broken:
+            # Told at once and once; whoever tries again waits for the one that is gone to come back.
+            broken, self._group = self._group, None
+            broken.check_usable("transfer")
+        if self._group is None:
             self._group = connect(self.processes, deadline.left)
         return self._group
 

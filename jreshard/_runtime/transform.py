@@ -1,15 +1,19 @@
 """The caller's transform, as a compiled program on the source mesh."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+from jax.tree_util import keystr
 
+from jreshard._control import MismatchError
 from jreshard._deadline import Deadline
 from jreshard._leaves import LeafErrors, paths_of
 from jreshard._runtime.announce import shardings_as_json, shardings_from_json
+from jreshard._runtime.differences import name_differences
 from jreshard._runtime.party import Party
 from jreshard._sources import Source, lies_elsewhere, named_sharding
 
@@ -41,7 +45,8 @@ class SourceTransform:
 
     Raises:
         PeerTimeout: another process has not come in time.
-        RuntimeError: the processes that were to tell could not compile the program.
+        RuntimeError: another process could not trace or compile it.
+        MismatchError: it makes different trees in the processes.
     """
 
     def __init__(
@@ -68,22 +73,24 @@ class SourceTransform:
         self._run: Callable[..., Any] | None = None
 
         def compile_here() -> list[NamedSharding | None]:
-            lowered = jax.jit(run).lower(*args)
-            self._run = lowered.compile()
+            with jax.disable_jit(False):
+                lowered = jax.jit(run).lower(*args)
+                self._run = lowered.compile()
             self.out_info = lowered.out_info
             return [named_sharding(sharding) for sharding in jax.tree.leaves(self._run.output_shardings)]
+
+        def work_out() -> dict[str, Any] | None:
+            if not any(lies_elsewhere(source.sharding) for source in sources):
+                return shardings_as_json(compile_here())
+            self.out_info = jax.eval_shape(run, *args)
+            return None
 
         self._party = None if _all_have_some(party, sources) else party
         if self._party is None:
             shardings = compile_here()
         else:
-            compiles = not any(lies_elsewhere(source.sharding) for source in sources)
-            if not compiles:
-                self.out_info = jax.eval_shape(run, *args)
             self._what = f"transform of {len(leaves)} leaves"
-            self._told = self._tell(
-                self._party, lambda: shardings_as_json(compile_here()) if compiles else None, timeout
-            )
+            self._told = self._tell(self._party, work_out, Deadline.after(timeout))
             shardings = shardings_from_json(self._told)
         outs = jax.tree.leaves(self.out_info)
         self.sources: list[Source | None] = [
@@ -91,11 +98,25 @@ class SourceTransform:
             for out, sharding in zip(outs, shardings, strict=True)
         ]
 
-    def _tell(self, party: Party, known: Callable[[], Any], timeout: float) -> dict[str, Any]:
-        """What the processes that know tell of the result's shardings."""
-        said = party.all_or_none(self._what, known, Deadline.after(timeout))
-        told: dict[str, Any] = next(told for told in said.values() if told is not None)
+    def _tell(self, party: Party, known: Callable[[], Any], deadline: Deadline) -> dict[str, Any]:
+        """What the processes that know tell of the result's shardings, if all make the same tree."""
+
+        def tell() -> dict[str, Any]:
+            told = known()
+            return {"tree": _digest(self._lines()), "shardings": told}
+
+        said = party.all_or_none(self._what, tell, deadline)
+        trees = {process: f"a tree with the fingerprint {answer['tree']}" for process, answer in said.items()}
+        if len(set(trees.values())) > 1:
+            error = MismatchError("transform makes different trees in the processes", trees)
+            raise name_differences(error, self._lines(), party, deadline)
+        told: dict[str, Any] = next(answer["shardings"] for answer in said.values() if answer["shardings"] is not None)
         return told
+
+    def _lines(self) -> list[str]:
+        """Each leaf of the result in a line."""
+        found = jax.tree_util.tree_flatten_with_path(self.out_info)[0]
+        return [f"{keystr(path)}: {leaf.dtype}{list(leaf.shape)}" for path, leaf in found]
 
     def lies_as_told(self, timeout: float) -> bool:
         """Whether the result lies as it did when this object was made.
@@ -104,7 +125,8 @@ class SourceTransform:
         """
         if self._party is None:
             return True
-        return self._tell(self._party, lambda: None if self._run is None else self._told, timeout) == self._told
+        known = None if self._run is None else self._told
+        return self._tell(self._party, lambda: known, Deadline.after(timeout)) == self._told
 
     def check(self, errors: LeafErrors) -> None:
         """Notes leaves of the result whose placement cannot be planned."""
@@ -130,3 +152,7 @@ def _all_have_some(party: Party, sources: Sequence[Source]) -> bool:
 def device_sets(sources: Sequence[Source]) -> set[frozenset[Any]]:
     """The different sets of devices on which the leaves lie."""
     return {frozenset(s.sharding.device_set) for s in sources if isinstance(s.sharding, NamedSharding)}
+
+
+def _digest(lines: Sequence[str]) -> str:
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()

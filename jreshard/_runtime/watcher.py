@@ -1,7 +1,9 @@
 """Tells all sides of a transfer at once when an array of it turns out to be an error."""
 
+import atexit
 import queue
 import threading
+import time
 
 import jax
 from jax import Array
@@ -11,6 +13,7 @@ from jreshard._runtime.native import Exchange
 
 # Each waits for one array at a time; with more transfers than that under way, news of a failure may come late.
 _THREADS = 4
+_EXIT_SECONDS = 5.0
 
 
 class Watcher:
@@ -20,9 +23,9 @@ class Watcher:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Array, Exchange, int]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Array, Exchange, int] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._started = False
+        self._threads: list[threading.Thread] = []
 
     def watch(self, result: Array, exchange: Exchange, call: int) -> None:
         """Sees to it that the call ends when `result`, of one of its programs, turns out to be an error."""
@@ -30,15 +33,26 @@ class Watcher:
             _abort_if_failed(result, exchange, call)
             return
         with self._lock:
-            if not self._started:
+            if not self._threads:
                 for i in range(_THREADS):
-                    threading.Thread(target=self._loop, name=f"jreshard-watcher-{i}", daemon=True).start()
-                self._started = True
+                    thread = threading.Thread(target=self._loop, name=f"jreshard-watcher-{i}", daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
+                # A thread that waits for an array while Python ends would take the process down.
+                atexit.register(self._close)
         self._queue.put((result, exchange, call))
 
     def _loop(self) -> None:
-        while True:
-            _abort_if_failed(*self._queue.get())
+        while (watched := self._queue.get()) is not None:
+            _abort_if_failed(*watched)
+
+    def _close(self) -> None:
+        """Ends the threads when all that they watch has ended; not later than in some seconds."""
+        for _ in self._threads:
+            self._queue.put(None)
+        end = time.monotonic() + _EXIT_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def _abort_if_failed(result: Array, exchange: Exchange, call: int) -> None:

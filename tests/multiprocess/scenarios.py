@@ -5,7 +5,7 @@ import signal
 import statistics
 import threading
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from jreshard._runtime.native import disconnect_process
 from jreshard.bench.gpu import Gpu
 from jreshard.bench.worker import open_gpus
 
-LEAVES_AT_ONCE = {"a_process_dies_while_others_wait", "survivors_go_on"}
+LEAVES_AT_ONCE = {"a_process_dies_while_others_wait", "a_process_dies_between_calls", "survivors_go_on"}
 OPTIONS: dict[str, Any] = {"timeout": 40.0, "transport": os.environ.get("JRESHARD_TEST_TRANSPORT", "auto")}
 
 ROWS, COLS, WHOLE = P("x"), P(None, "x"), P()
@@ -218,10 +218,14 @@ def renamed(weights: dict[str, Any]) -> dict[str, Any]:
     return {"model": {"fused": fused, "turned": weights["byte"].T}, "scale": jnp.float32(3.0)}
 
 
-def fails(weights: dict[str, Any]) -> dict[str, Any]:
-    if jax.process_index() == 0:
+def fails(where: int, weights: dict[str, Any]) -> dict[str, Any]:
+    if jax.process_index() == where:
         raise ZeroDivisionError("no such layer")
     return weights
+
+
+def makes_more(weights: dict[str, Any]) -> dict[str, Any]:
+    return weights if jax.process_index() == 0 else {**weights, "more": jnp.zeros(3, jnp.int8)}
 
 
 def transforms() -> None:
@@ -248,8 +252,12 @@ def transforms() -> None:
             _transfer._plans._plans.clear()
         got = jreshard.transfer(place(host, src), src, dst, transform=renamed, **OPTIONS)
         oracle.assert_tree_holds(got, expected, dst)
-    with pytest.raises(ZeroDivisionError if jax.process_index() == 0 else RuntimeError, match="no such layer"):
-        jreshard.transfer(place(host, src), src, dst, transform=fails, **OPTIONS)
+    for where in (0, 1):
+        kind = ZeroDivisionError if jax.process_index() == where else RuntimeError
+        with pytest.raises(kind, match="no such layer"):
+            jreshard.transfer(place(host, src), src, dst, transform=partial(fails, where), **OPTIONS)
+    with pytest.raises(jreshard.MismatchError, match=r"process 0: no further leaf\n  process 1: \['more'\]: int8\[3\]"):
+        jreshard.transfer(place(host, src), src, dst, transform=makes_more, **OPTIONS)
     oracle.assert_tree_holds(jreshard.transfer(place(host, src), src, dst, **OPTIONS), host, dst)
 
 
@@ -312,6 +320,24 @@ def a_process_dies_while_others_wait() -> None:
     with pytest.raises(ConnectionError, match="process 1"):  # a TimeoutError if nobody noticed
         jreshard.transfer(place(host, src), src, dst, **OPTIONS)
     assert float(jnp.sum(jnp.ones(8))) == 8.0  # other work goes on
+
+
+def a_process_dies_between_calls() -> None:
+    src, dst = on([1], WHOLE), on([0], WHOLE)
+    params = place(tree(), src)
+    jax.block_until_ready(jreshard.transfer(params, src, dst, **OPTIONS))
+    client = _compat.distributed_client()
+    if jax.process_index() == 1:
+        assert _compat.coordination_get(client, "arrived", OPTIONS["timeout"])
+        os.kill(os.getpid(), signal.SIGKILL)
+    _compat.coordination_set(client, "arrived", "yes")
+    time.sleep(2.0)
+    begin = time.monotonic()
+    with pytest.raises(jreshard.PeerLost, match="process 1"):  # not when the timeout is over
+        jreshard.transfer(params, src, dst, **OPTIONS)
+    assert time.monotonic() - begin < OPTIONS["timeout"] / 2
+    with pytest.raises(jreshard.PeerTimeout, match="process 1"):  # it might have come back
+        jreshard.transfer(params, src, dst, **{**OPTIONS, "timeout": 1.0})
 
 
 def survivors_go_on() -> None:

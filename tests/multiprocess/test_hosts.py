@@ -38,3 +38,4 @@ def test_survivors_go_on() -> None:
 
 def test_a_process_dies() -> None:
     processes.check(processes.run("a_process_dies_while_others_wait"), dies=[1])
+    processes.check(processes.run("a_process_dies_between_calls"), dies=[1])
