@@ -36,6 +36,9 @@ class _Stopped(BaseException):
         self.number = number
 
 
+_MOST_DEVICES = 64  # that a host has
+
+
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Declare the `bench` command."""
     parser = subparsers.add_parser(
@@ -81,12 +84,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Carry out the `bench` command; return 0 if all transports that there are worked, and 1 if one failed."""
     require_extra("demo", "tqdm")
-    plot = args.plot or (args.json and args.json.with_suffix(".png"))
+    plot = args.plot or (args.json and args.json.name and args.json.with_suffix(".png")) or None
     if plot:
         require_extra("demo", "matplotlib")
     for path in filter(None, (args.json, plot)):
         if not path.absolute().parent.is_dir():
             raise UsageError(f"{path}: no such directory: {path.parent}")
+        if path.is_dir():
+            raise UsageError(f"{path} is a directory; expected a file")
     if args.cases == ["list"]:
         _list_cases()
         return 0
@@ -195,13 +200,16 @@ def _positive(text: str) -> int:
 
 
 def _two_or_more(text: str) -> int:
-    if (number := int(text)) < 2:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 2")
+    if not 2 <= (number := int(text)) <= _MOST_DEVICES:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 2 to {_MOST_DEVICES}")
     return number
 
 
 def _counts(text: str) -> list[int]:
-    return list(dict.fromkeys(map(_positive, text.split(","))))
+    counts = list(dict.fromkeys(map(_positive, text.split(","))))
+    if max(counts) > _MOST_DEVICES:
+        raise argparse.ArgumentTypeError(f"{max(counts)} are too many processes for one host; at most {_MOST_DEVICES}")
+    return counts
 
 
 def _scale(text: str) -> float:

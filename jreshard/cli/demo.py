@@ -91,6 +91,6 @@ def _positive(text: str) -> int:
 
 
 def _seed(text: str) -> int:
-    if (number := int(text)) < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
+    if not 0 <= (number := int(text)) < 1 << 32:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 2**32 - 1")
     return number

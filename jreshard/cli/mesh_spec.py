@@ -4,6 +4,9 @@ from collections.abc import Mapping
 
 from jreshard.cli.errors import UsageError
 
+#: As NumPy's arrays have, which meshes are made of.
+MOST_AXES = 32
+
 
 def parse_mesh_spec(text: str) -> dict[str, int]:
     """Return the axes of `text` in order: `"fsdp=4,tp=2"` gives `{"fsdp": 4, "tp": 2}`.
@@ -17,6 +20,8 @@ def parse_mesh_spec(text: str) -> dict[str, int]:
         if name in axes:
             raise UsageError(f"mesh {text!r}: axis {name!r} is repeated")
         axes[name] = size
+    if len(axes) > MOST_AXES:
+        raise UsageError(f"mesh {text!r} has {len(axes)} axes; expected at most {MOST_AXES}")
     return axes
 
 

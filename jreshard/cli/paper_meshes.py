@@ -14,8 +14,6 @@ from jreshard.cli.mesh_spec import format_mesh_spec
 
 #: More would fill the memory before anything is planned.
 _MOST_DEVICES = 1 << 20
-#: Well below what NumPy's arrays can have.
-_MOST_AXES = 32
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,6 @@ def paper_meshes(
 
 
 def _num_devices(axes: Mapping[str, int]) -> int:
-    if len(axes) > _MOST_AXES:
-        raise UsageError(f"mesh {format_mesh_spec(axes)!r} has {len(axes)} axes; expected at most {_MOST_AXES}")
     count = math.prod(axes.values())
     if count > _MOST_DEVICES:
         raise UsageError(f"mesh {format_mesh_spec(axes)!r} has {count:,} devices; expected at most {_MOST_DEVICES:,}")
