@@ -47,15 +47,21 @@ std::vector<std::string> split_lines(const char* text) {
   return lines;
 }
 
-// What the registry has given up; to be let go without its lock, as an exchange may wait for its devices then.
-using Dropped = std::vector<std::shared_ptr<const Opened>>;
+// A copy of the entries. Exchanges are asked, and let go, without the registry's lock: that may take its time, and
+// running programs look up theirs meanwhile.
+std::map<int64_t, Entry> entries() {
+  std::lock_guard<std::mutex> lock(registry_mutex());
+  return registry();
+}
 
-// With the lock held: forgets what nobody uses, once its calls have ended: programs that still run look it up.
-void sweep(Dropped& dropped) {
-  for (auto it = registry().begin(); it != registry().end();) {
-    const bool idle = it->second.users == 0 && it->second.opened->calls().open_calls() == 0;
-    if (idle) dropped.push_back(std::move(it->second.opened));
-    it = idle ? registry().erase(it) : std::next(it);
+// Forgets what nobody uses, once its calls have ended: programs that still run look it up.
+void sweep() {
+  for (const auto& [key, entry] : entries()) {
+    if (entry.users > 0 || entry.opened->calls().open_calls() > 0) continue;
+    std::lock_guard<std::mutex> lock(registry_mutex());
+    auto found = registry().find(key);
+    const bool same = found != registry().end() && found->second.opened == entry.opened;
+    if (same && found->second.users == 0) registry().erase(found);  // the copy holds the exchange
   }
 }
 
@@ -95,11 +101,12 @@ std::shared_ptr<Opened> open(bool gpu, CopyPlan plan, std::vector<std::string> r
 }
 
 // Counts one more user of what is open under `key`. False where that is nothing, or takes no more calls.
-bool add_user(int64_t key, Dropped& dropped) {
+bool add_user(int64_t key) {
+  const auto opened = find_opened(key);
+  if (!opened || opened->calls().broken()) return false;
   std::lock_guard<std::mutex> lock(registry_mutex());
-  sweep(dropped);
   auto found = registry().find(key);
-  if (found == registry().end() || found->second.opened->calls().broken()) return false;
+  if (found == registry().end() || found->second.opened != opened) return false;  // swept just now
   ++found->second.users;
   return true;
 }
@@ -108,21 +115,20 @@ bool add_user(int64_t key, Dropped& dropped) {
 // that may have to wait for devices, and running programs look up theirs meanwhile.
 void open_once(int64_t key, const std::function<std::shared_ptr<const Opened>()>& make) {
   static std::mutex* const opening = new std::mutex;  // so that nothing is made twice
-  Dropped dropped;
+  sweep();
+  std::shared_ptr<const Opened> made;
   std::lock_guard<std::mutex> one_at_a_time(*opening);
-  if (add_user(key, dropped)) return;
-  auto made = make();
+  if (add_user(key)) return;
+  made = make();
   std::lock_guard<std::mutex> lock(registry_mutex());
   Entry& entry = registry()[key];
-  std::swap(entry.opened, made);
+  std::swap(entry.opened, made);  // one that had failed goes without the locks; the new one is for its users too
   ++entry.users;
-  if (made) dropped.push_back(std::move(made));  // it had failed; the new one is for its other users too
 }
 
 std::vector<std::shared_ptr<const Opened>> busy() {
-  std::lock_guard<std::mutex> lock(registry_mutex());
   std::vector<std::shared_ptr<const Opened>> found;
-  for (const auto& [key, entry] : registry()) {
+  for (const auto& [key, entry] : entries()) {
     if (entry.opened->calls().open_calls()) found.push_back(entry.opened);
   }
   return found;
@@ -172,11 +178,12 @@ JRESHARD_EXPORT bool jreshard_open_nccl(int64_t key, const int64_t* table, size_
 }
 
 JRESHARD_EXPORT void jreshard_close(int64_t key) {
-  jreshard::Dropped dropped;
-  std::lock_guard<std::mutex> lock(jreshard::registry_mutex());
-  auto found = jreshard::registry().find(key);
-  if (found != jreshard::registry().end()) --found->second.users;
-  jreshard::sweep(dropped);
+  {
+    std::lock_guard<std::mutex> lock(jreshard::registry_mutex());
+    auto found = jreshard::registry().find(key);
+    if (found != jreshard::registry().end()) --found->second.users;
+  }
+  jreshard::sweep();
 }
 
 JRESHARD_EXPORT bool jreshard_begin(int64_t key, uint32_t call, double timeout_s, char* error, size_t capacity) {

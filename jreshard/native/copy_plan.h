@@ -40,7 +40,7 @@ struct Copy {
 // Leaves with the same shape, element size and pair of layouts share one template of copies.
 class CopyPlan {
  public:
-  // `table` is the stream of int64 words that jreshard/_runtime/tables.py writes; its docstring gives the format.
+  // `table` is the stream of int64 words that jreshard/_planning/tables.py writes; its docstring gives the format.
   // Throws std::invalid_argument where the stream does not parse.
   CopyPlan(const int64_t* table, size_t words);
 

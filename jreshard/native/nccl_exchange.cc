@@ -14,6 +14,8 @@ namespace {
 
 // How long a failed call waits for its devices to let go of the arrays.
 constexpr std::chrono::seconds kDrainPatience(5);
+// How long after the deadline wait() may take to fail a call, with the names of the devices that are late.
+constexpr std::chrono::seconds kWaitPatience(1);
 constexpr std::chrono::microseconds kPoll(20);
 
 std::vector<bool> local_ranks(int ranks, const std::map<int, int>& ordinals) {
@@ -62,7 +64,10 @@ NcclExchange::NcclExchange(CopyPlan plan, std::vector<std::string> rank_names, s
   }
 }
 
-NcclExchange::~NcclExchange() { destroy_events(); }
+NcclExchange::~NcclExchange() {
+  forwarder_->close();
+  destroy_events();
+}
 
 void NcclExchange::destroy_events() {
   for (auto& [rank, device] : devices_) {
@@ -73,14 +78,12 @@ void NcclExchange::destroy_events() {
 }
 
 bool NcclExchange::begin(CallId id, double timeout_s) {
+  const std::string broken = communicator_->broken();
   std::lock_guard<std::mutex> lock(mutex_);
-  if (broken_.empty()) broken_ = communicator_->broken();
+  if (broken_.empty()) broken_ = broken;
   if (!broken_.empty() || call_) return false;
   const Clock::time_point deadline = deadline_in(timeout_s);
-  const auto ticket = Watchdog::shared().at(deadline, [weak = weak_from_this(), id] {
-    if (const auto self = weak.lock()) self->expire(id);
-  });
-  call_ = std::make_unique<Call>(Call{id, deadline, timeout_s, ticket, ""});
+  call_ = std::make_unique<Call>(Call{id, deadline, timeout_s, expire_at(deadline, id), "", false});
   for (auto& [rank, device] : devices_) {
     device.unpublished = plan_.sends(rank) ? plan_.num_chunks() : 0;
     device.launches_left = (plan_.sends(rank) ? 1 : 0) + (plan_.receives(rank) ? plan_.num_chunks() : 0);
@@ -94,8 +97,9 @@ int NcclExchange::open_calls() const {
 }
 
 bool NcclExchange::broken() const {
+  const bool communicator_broken = !communicator_->broken().empty();
   std::lock_guard<std::mutex> lock(mutex_);
-  return !broken_.empty() || !communicator_->broken().empty();
+  return communicator_broken || !broken_.empty();
 }
 
 void NcclExchange::abort(CallId id, const std::string& reason) { fail(id, reason); }
@@ -117,47 +121,63 @@ bool NcclExchange::fail(std::optional<CallId> id, const std::string& reason) {
   return first;
 }
 
-// On the watchdog's thread, at the deadline: threads that enqueue may be held up by a device whose queue is full, so
-// that nobody has come to wait(). When all is enqueued, wait() looks after the deadline itself.
-void NcclExchange::expire(CallId id) {
+Watchdog::Ticket NcclExchange::expire_at(Clock::time_point deadline, CallId id) const {
+  return Watchdog::shared().at(deadline, [forwarder = forwarder_, id] { forwarder->expired(id); });
+}
+
+// On the watchdog's thread. Threads that enqueue may be held up by a device whose queue is full, so that nobody has
+// come to wait(). When all is enqueued, wait() looks after the deadline; but it may be held up too when it asks the
+// devices.
+void NcclExchange::expired(CallId id) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!call_ || call_->id != id || !call_->error.empty()) return;
-  const std::string reason = late(false);
-  if (reason.empty()) return;
+  const std::vector<int> ranks = unlaunched();
+  if (ranks.empty() && !std::exchange(call_->left_to_wait, true)) {
+    call_->ticket = expire_at(Clock::now() + kWaitPatience, id);
+    return;
+  }
+  const std::string reason =
+      late(ranks.empty() ? "devices of this process, which do not answer" : names_of(ranks, " (not launched)"));
   broken_ = call_->error = reason;
   // An abort takes its time, which others have not that the watchdog is to serve.
   std::thread([communicator = communicator_, reason] { communicator->abort(reason); }).detach();
 }
 
-// With the lock held.
-bool NcclExchange::finished() const {
+// With the lock held: the ranks that have not been launched, for which others may wait.
+std::vector<int> NcclExchange::unlaunched() const {
+  std::vector<int> ranks;
   for (const auto& [rank, device] : devices_) {
-    if (!plan_.sends(rank) && !plan_.receives(rank)) continue;
-    if (device.launches_left > 0) return false;
-    const cuda::Result state = driver_.EventQuery(device.done);
-    if (state == cuda::kNotReady) return false;
-    cuda::check(driver_, state, "a transfer over NCCL");
+    if (device.launches_left > 0) ranks.push_back(rank);
   }
-  return true;
+  return ranks;
 }
 
-// With the lock held. Names the devices that have not been launched, for which others may wait; else those that are not
-// done. Empty where there are none.
-std::string NcclExchange::late(bool ask_devices) const {
+// Without the lock, when all is launched: the ranks whose devices have not come to the end of the call. Throws
+// std::runtime_error where a device has failed.
+std::vector<int> NcclExchange::unfinished() const {
+  std::vector<int> ranks;
+  for (const auto& [rank, device] : devices_) {
+    if (!plan_.sends(rank) && !plan_.receives(rank)) continue;
+    const cuda::Result state = driver_.EventQuery(device.done);
+    if (state == cuda::kNotReady) {
+      ranks.push_back(rank);
+    } else {
+      cuda::check(driver_, state, "a transfer over NCCL");
+    }
+  }
+  return ranks;
+}
+
+std::string NcclExchange::names_of(const std::vector<int>& ranks, const char* more) const {
   std::string names;
-  const auto name = [&](int rank, const char* more) {
-    names += (names.empty() ? "" : ", ") + rank_names_[rank] + more;
-  };
-  for (const auto& [rank, device] : devices_) {
-    if (device.launches_left > 0) name(rank, " (not launched)");
-  }
-  const bool ask = ask_devices && names.empty();
-  for (const auto& [rank, device] : devices_) {
-    if (ask && driver_.EventQuery(device.done) == cuda::kNotReady) name(rank, "");
-  }
-  if (names.empty()) return names;
+  for (int rank : ranks) names += (names.empty() ? "" : ", ") + rank_names_[rank] + more;
+  return names;
+}
+
+// With the lock held.
+std::string NcclExchange::late(const std::string& devices) const {
   return "jreshard: transfer timed out after " + seconds(call_->timeout_s) +
-         "; still sending, receiving or busy with earlier work: " + names;
+         "; still sending, receiving or busy with earlier work: " + devices;
 }
 
 void NcclExchange::wait(CallId id) {
@@ -173,21 +193,32 @@ void NcclExchange::wait(CallId id) {
 // Whether the call has ended well, which forgets it. Throws std::runtime_error with why it has failed or has to.
 bool NcclExchange::ended(CallId id) {
   const std::string broken = communicator_->broken();
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!call_ || call_->id != id) throw std::runtime_error("jreshard: this transfer is not under way");
-  for (const std::string& error : {call_->error, broken}) {
-    if (!error.empty()) throw std::runtime_error(error);
+  bool in_time;
+  std::vector<int> not_launched;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    check_running(id);
+    if (!broken.empty()) throw std::runtime_error(broken);
+    in_time = Clock::now() <= call_->deadline;
+    not_launched = unlaunched();
   }
-  const bool in_time = Clock::now() <= call_->deadline;
-  if (finished()) {
+  // When all is launched, nothing is added to what is asked for.
+  const std::vector<int> not_done = not_launched.empty() ? unfinished() : not_launched;
+  std::lock_guard<std::mutex> lock(mutex_);
+  check_running(id);
+  if (not_done.empty()) {
     Watchdog::shared().cancel(call_->ticket);
     call_.reset();
     return true;
   }
   if (in_time) return false;
-  const std::string text = late(true);
-  if (!text.empty()) throw std::runtime_error(text);
-  return false;  // the last one was done just now
+  throw std::runtime_error(late(names_of(not_done, not_launched.empty() ? "" : " (not launched)")));
+}
+
+// With the lock held.
+void NcclExchange::check_running(CallId id) const {
+  if (!call_ || call_->id != id) throw std::runtime_error("jreshard: this transfer is not under way");
+  if (!call_->error.empty()) throw std::runtime_error(call_->error);
 }
 
 // Waits, not for ever, until nothing uses the arrays of the failed call, and forgets it.
@@ -199,10 +230,12 @@ void NcclExchange::drain(CallId id) {
 }
 
 bool NcclExchange::busy() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return launching_ > 0 || std::any_of(devices_.begin(), devices_.end(), [&](const auto& entry) {
-           return driver_.EventQuery(entry.second.done) == cuda::kNotReady;
-         });
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (launching_ > 0) return true;
+  }
+  return std::any_of(devices_.begin(), devices_.end(),
+                     [&](const auto& entry) { return driver_.EventQuery(entry.second.done) == cuda::kNotReady; });
 }
 
 void NcclExchange::check_fits(int chunk, size_t arrays) const {

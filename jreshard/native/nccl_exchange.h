@@ -15,6 +15,9 @@
 // A kernel of NCCL waits on the device for its peer, and no error can be raised there: who calls has to wait() before
 // the result is used. One call is over before the next begins. A failed call aborts the communicator; what it enqueued
 // is over before whatever the devices' streams do next.
+//
+// The driver may hold up whoever calls it for a device whose queue is full, until the peers get on or the call fails.
+// So the watchdog, which fails a call at its deadline, calls no driver, and nobody does with the lock held.
 #pragma once
 
 #include <chrono>
@@ -26,6 +29,7 @@
 #include <vector>
 
 #include "copy_plan.h"
+#include "forwarder.h"
 #include "gpu_exchange.h"
 #include "nccl_communicator.h"
 #include "nccl_schedule.h"
@@ -34,7 +38,7 @@
 
 namespace jreshard {
 
-class NcclExchange : public GpuExchange, public std::enable_shared_from_this<NcclExchange> {
+class NcclExchange : public GpuExchange, public Forwarder::Target {
  public:
   // `ordinals` has the device ordinal of each local rank. A wave stages at most `slot_bytes` on each side of a rank.
   NcclExchange(CopyPlan plan, std::vector<std::string> rank_names, std::map<int, int> ordinals,
@@ -49,6 +53,7 @@ class NcclExchange : public GpuExchange, public std::enable_shared_from_this<Ncc
   int open_calls() const override;
   bool broken() const override;
   void wait(CallId id) override;
+  void expired(CallId id) override;
 
   void publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream stream) override;
   void receive(int rank, int chunk, const std::vector<void*>& results, cuda::Stream stream) override;
@@ -74,6 +79,7 @@ class NcclExchange : public GpuExchange, public std::enable_shared_from_this<Ncc
     double timeout_s;
     Watchdog::Ticket ticket;
     std::string error;
+    bool left_to_wait = false;  // the deadline has passed, and wait() is to fail the call
   };
   using Targets = std::vector<void*>;
   // The arrays of one chunk on a device.
@@ -89,10 +95,13 @@ class NcclExchange : public GpuExchange, public std::enable_shared_from_this<Ncc
   void destroy_events();
   // Fails the open call, if it has that id; returns, after the abort, whether it had not failed before.
   bool fail(std::optional<CallId> id, const std::string& reason);
-  void expire(CallId id);
+  Watchdog::Ticket expire_at(Clock::time_point deadline, CallId id) const;
   bool ended(CallId id);
-  bool finished() const;
-  std::string late(bool ask_devices) const;
+  void check_running(CallId id) const;
+  std::vector<int> unlaunched() const;
+  std::vector<int> unfinished() const;
+  std::string late(const std::string& devices) const;
+  std::string names_of(const std::vector<int>& ranks, const char* more) const;
   void drain(CallId id);
   bool busy() const;
   void check_open() const;
@@ -128,6 +137,7 @@ class NcclExchange : public GpuExchange, public std::enable_shared_from_this<Ncc
   std::unique_ptr<Call> call_;
   int launching_ = 0;   // threads that enqueue
   std::string broken_;  // why no further call can be opened
+  const std::shared_ptr<Forwarder> forwarder_ = std::make_shared<Forwarder>(*this);
 };
 
 }  // namespace jreshard

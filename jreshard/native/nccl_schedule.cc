@@ -70,9 +70,9 @@ struct Placed {
 using PlacedByWave = std::map<int, std::vector<Placed>>;
 
 // Places the pieces of one chunk in waves, and notes what the local ranks have to do with them.
-class Placement {
+class WavePlacer {
  public:
-  Placement(const std::vector<bool>& local, const std::vector<Limits>& limits)
+  WavePlacer(const std::vector<bool>& local, const std::vector<Limits>& limits)
       : local_(local),
         limits_(limits),
         sends_(limits.size(), std::vector<Side>(local.size())),
@@ -169,13 +169,13 @@ void set_lag(NcclSchedule::Wave& wave, const std::vector<Placed>& sent, int befo
 }
 
 // The waves in which a rank has a part.
-std::vector<NcclSchedule::Wave> waves_of(int rank, Placement& placement) {
+std::vector<NcclSchedule::Wave> waves_of(int rank, WavePlacer& placer) {
   std::map<int, NcclSchedule::Wave> by_number;
-  for (auto& [number, placed] : placement.at(rank, End::kReceiver)) {
+  for (auto& [number, placed] : placer.at(rank, End::kReceiver)) {
     NcclSchedule::Wave& wave = by_number[number];
     add_half(placed, End::kReceiver, wave.receives, wave.unpack);
   }
-  for (auto& [number, placed] : placement.at(rank, End::kSender)) {
+  for (auto& [number, placed] : placer.at(rank, End::kSender)) {
     NcclSchedule::Wave& wave = by_number[number];
     add_half(placed, End::kSender, wave.sends, wave.pack);
     const auto at = by_number.find(number);
@@ -202,13 +202,13 @@ NcclSchedule::NcclSchedule(const CopyPlan& plan, const std::vector<bool>& local,
   const std::vector<Limits> limits = limits_of(plan, slot_bytes);
   std::vector<std::vector<Piece>> by_template(plan.num_templates());
   for (int chunk = 0; chunk < plan.num_chunks(); ++chunk) {
-    Placement placement(local, limits);
+    WavePlacer placer(local, limits);
     for (int leaf = plan.chunk_begin(chunk); leaf < plan.chunk_end(chunk); ++leaf) {
       std::vector<Piece>& pieces = by_template[plan.template_of(leaf)];
       if (pieces.empty()) pieces = pieces_of(plan, leaf, limits);
-      placement.add(leaf, pieces);
+      placer.add(leaf, pieces);
     }
-    for (int rank = 0; rank < num_ranks_; ++rank) waves_[chunk * num_ranks_ + rank] = waves_of(rank, placement);
+    for (int rank = 0; rank < num_ranks_; ++rank) waves_[chunk * num_ranks_ + rank] = waves_of(rank, placer);
   }
   for (const std::vector<Wave>& waves : waves_) {
     for (const Wave& wave : waves)

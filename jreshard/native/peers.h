@@ -25,7 +25,8 @@ class Peers : public std::enable_shared_from_this<Peers> {
   class Listener {
    public:
     virtual ~Listener() = default;
-    // A message about a call that is open. Messages of one process come in order.
+    // A message about a call that is open. Messages of one process come in order, but for those that came before
+    // open(): who opened the call passes them on, perhaps behind newer ones.
     virtual void heard(int process, const Message& message) = 0;
     // A process is no longer linked; `error` says so with its name. Told for every open call.
     virtual void lost(uint32_t call, int process, const std::string& error) = 0;

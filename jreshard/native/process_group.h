@@ -28,7 +28,8 @@ class ProcessGroup {
   // `plan` and `rank_names`, how errors name each rank, are to outlive the group.
   ProcessGroup(const CopyPlan& plan, const std::vector<std::string>& rank_names, ProcessMap map);
 
-  // Whether all ranks live in this process. Then nothing but the next two may be asked.
+  // Whether all ranks live in this process. Then only local(), key(), processes_of(), partners() and found() may be
+  // asked.
   bool alone() const { return !map_.peers; }
   bool local(int rank) const { return alone() || map_.process_of[rank] == self(); }
 

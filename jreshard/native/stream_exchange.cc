@@ -66,13 +66,25 @@ bool StreamExchange::begin(CallId id, double timeout_s) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!broken_.empty()) return false;
-    if (peers_) peers_->enter(id);
     call->order = begun_++;
-    call->ticket = Watchdog::shared().at(call->deadline, [relay = relay_, id] { relay->expired(id); });
-    calls_.emplace(call->order, std::move(call));
+    call->ticket = Watchdog::shared().at(call->deadline, [forwarder = forwarder_, id] { forwarder->expired(id); });
+    calls_.emplace(call->order, call);
   }
-  if (peers_) group_.enter(id, relay_);
+  if (peers_) join(call);
   return true;
+}
+
+// The deadline is watched already: the driver may hold this up.
+void StreamExchange::join(const CallPtr& call) {
+  try {
+    peers_->enter(call->id);
+  } catch (const std::exception&) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    close(*call);
+    --begun_;  // no launch belongs to it, and no other call has been begun meanwhile
+    throw;
+  }
+  group_.enter(call->id, forwarder_);
 }
 
 int StreamExchange::count_local(const std::vector<int>& ranks) const {

@@ -29,16 +29,16 @@
 #include <vector>
 
 #include "copy_plan.h"
+#include "forwarder.h"
 #include "gpu_exchange.h"
 #include "peers.h"
 #include "process_group.h"
-#include "relay.h"
 #include "stream_peers.h"
 #include "watchdog.h"
 
 namespace jreshard {
 
-class StreamExchange : public GpuExchange, public Relay::Target {
+class StreamExchange : public GpuExchange, public Forwarder::Target {
  public:
   // Where ranks live in other processes, `ordinals` has the devices of the local ones. When the last owner lets it go,
   // it waits a while for the streams to come to the ends of failed calls; if they do not, it stays, with all that they
@@ -115,6 +115,8 @@ class StreamExchange : public GpuExchange, public Relay::Target {
 
   StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver, ProcessMap map,
                  std::map<int, int> ordinals);
+  // Makes ready what a call that has just been begun needs of other processes, or forgets it and throws.
+  void join(const CallPtr& call);
   size_t slot(int chunk, int phase, int rank) const { return plan_.slot(chunk, phase, rank); }
   int count_local(const std::vector<int>& ranks) const;
   bool local(int rank) const { return group_.local(rank); }
@@ -189,7 +191,7 @@ class StreamExchange : public GpuExchange, public Relay::Target {
   std::string broken_;                      // why no further call can be opened
   std::vector<uint64_t> launched_[kSteps];  // [rank]: launches so far
   std::vector<Device> devices_;             // [rank]
-  const std::shared_ptr<Relay> relay_ = std::make_shared<Relay>(*this);
+  const std::shared_ptr<Forwarder> forwarder_ = std::make_shared<Forwarder>(*this);
 };
 
 template <typename Action>

@@ -199,7 +199,7 @@ bool StreamExchange::end_calls() {
 }
 
 void StreamExchange::retire(std::unique_ptr<StreamExchange> exchange) {
-  exchange->relay_->close();
+  exchange->forwarder_->close();
   if (exchange->end_calls()) return;
   Retired& retired = Retired::all();
   std::lock_guard<std::mutex> lock(retired.mutex);

@@ -42,9 +42,8 @@ StreamPeers::~StreamPeers() {
 
 void StreamPeers::enter(CallId id) {
   if (!device_) throw std::invalid_argument("jreshard: no device of the transfer is in this process");
+  renew_page(id);
   std::lock_guard<std::mutex> lock(mutex_);
-  // Streams wait for a flag to become the call's number or a higher one: there must be none of before.
-  if (!page_ || (*page_)[mark()].load() || id <= last_call_) renew_page();
   last_call_ = id;
   for (int process : group_.partners()) {
     const auto found = neighbour(process);
@@ -61,11 +60,20 @@ void StreamPeers::enter(CallId id) {
   ++calls_;
 }
 
-void StreamPeers::renew_page() {
-  if (calls_ > 0) throw std::runtime_error("jreshard: a transfer has to wait for the end of the one before");
+void StreamPeers::renew_page(CallId id) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    // Streams wait for a flag to become the call's number or a higher one: there must be none of before.
+    if (page_ && !(*page_)[mark()].load() && id > last_call_) return;
+    if (calls_ > 0) throw std::runtime_error("jreshard: a transfer has to wait for the end of the one before");
+  }
+  // Not with the lock held: it is needed to let streams go, for which the driver may wait.
   const cuda::CurrentContext current(driver_, context());
-  page_ = std::make_unique<FlagPage>(page_size());
-  page_->attach(driver_);
+  auto page = std::make_unique<FlagPage>(page_size());
+  page->attach(driver_);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (gone_) give_up(*page);  // the call has failed meanwhile
+  page_.swap(page);           // the old one goes when the lock has been let go
   greeted_.clear();
 }
 
@@ -193,7 +201,7 @@ StreamPeers::Awaited StreamPeers::awaited(CallId id) {
   plan_.for_each_read([&](int chunk, int phase, int source, int reader) {
     if (local(source) == local(reader)) return;
     if (local(source)) {
-      if ((*page_)[read_flag(chunk, phase, reader)].load() < number(id)) awaited.reading.insert(reader);
+      if (page_ && (*page_)[read_flag(chunk, phase, reader)].load() < number(id)) awaited.reading.insert(reader);
       return;
     }
     const auto theirs = pages_.find(group_.process_of(source));
@@ -222,13 +230,14 @@ bool StreamPeers::needs(CallId id, int process) {
   return needed;
 }
 
+void StreamPeers::give_up(FlagPage& page) const {
+  page[mark()].store(1);
+  page.fill(kGivenUp);
+}
+
 void StreamPeers::let_go() {
   std::lock_guard<std::mutex> lock(mutex_);
   gone_ = true;
-  auto give_up = [this](FlagPage& page) {
-    page[mark()].store(1);
-    page.fill(kGivenUp);
-  };
   if (page_) give_up(*page_);
   for (auto& [process, page] : pages_) give_up(*page.flags);
 }

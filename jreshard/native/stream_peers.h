@@ -90,7 +90,9 @@ class StreamPeers {
   std::shared_ptr<Neighbour> held(int process);
   // After something of the link was asked for, which is missing where there is another link by now.
   void check_linked(int process, uint64_t serial) const;
-  void renew_page();
+  // Before a call: makes another page where the one that there is cannot serve.
+  void renew_page(CallId id);
+  void give_up(FlagPage& page) const;
   // The page of another process, which has sent it before it published in this call.
   std::shared_ptr<FlagPage> page_of(int process, CallId id);
   void lend(int process, const std::vector<const void*>& arrays);

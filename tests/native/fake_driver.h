@@ -172,10 +172,13 @@ class FakeDriver {
       });
     };
     table_.EventQuery = [](Event event) {
-      return enter("cuEventQuery", nullptr, [&] {
-        if (active_->queries_need_context && contexts_.empty()) return kInvalidContext;
-        return !event->reached || *event->reached ? 0 : jreshard::cuda::kNotReady;
-      });
+      return enter(
+          "cuEventQuery", nullptr,
+          [&] {
+            if (active_->queries_need_context && contexts_.empty()) return kInvalidContext;
+            return !event->reached || *event->reached ? 0 : jreshard::cuda::kNotReady;
+          },
+          event->context);
     };
     table_.EventRecord = [](Event event, Stream stream) {
       return enter("cuEventRecord", stream, [&] {
@@ -323,7 +326,7 @@ class FakeDriver {
 
   // How much work a stream takes ahead; who enqueues more waits. And the bytes of all devices together that are free.
   std::atomic<size_t> queue_limit{size_t(-1)};
-  // Whether others who call the driver in the same context wait too then.
+  // Whether others who call the driver in the same context, or ask for its events, wait too then.
   std::atomic<bool> full_queues_hold_up{false};
   size_t memory = size_t(-1) / 2;
 
@@ -335,13 +338,15 @@ class FakeDriver {
   std::vector<Row> noted_rows;
 
  private:
-  // What every function has in common. With a stream given, its context has to be the current one.
+  // What every function has in common. With a stream given, its context has to be the current one. `context` is what
+  // the function works in, where that need not be the current one.
   template <typename Action>
-  static Result enter(const std::string& function, Stream stream, Action action) {
+  static Result enter(const std::string& function, Stream stream, Action action, Context context = nullptr) {
     std::unique_lock<std::mutex> lock(active_->mutex_);
     if (std::pair(function, active_->calls_[function]++) == active_->failing_) return kTold;
     if (stream && (contexts_.empty() || contexts_.back() != stream->context)) return kInvalidContext;
-    if (active_->full_queues_hold_up && !contexts_.empty()) active_->await_launches(lock, contexts_.back());
+    if (!context) context = FakeDriver::context();
+    if (active_->full_queues_hold_up && context) active_->await_launches(lock, context);
     if (stream) {
       CHECK(!stream->destroyed);
       active_->await_room(lock, stream);

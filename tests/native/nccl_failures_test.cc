@@ -1,9 +1,11 @@
 // Tests of what fails in and around the exchange over NCCL: whatever NCCL, the driver, the peers or the clock do, every
 // process gets an error in time, no device is left waiting, and nothing comes after the arrays were given back.
+#include <atomic>
 #include <chrono>
 
 #include "nccl_world.h"
 #include "staging_ring.h"
+#include "watchdog.h"
 
 using jreshard::NcclCommunicator;
 using jreshard::NcclExchange;
@@ -227,6 +229,55 @@ void test_timeouts_name_the_late() {
   }
 }
 
+// Less patient than the stand-in for the driver, which lets go in the end what it holds up.
+bool wait_until(const std::function<bool()>& ready) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!ready()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return true;
+}
+
+// A device's queue is full of work that waits for a process that does not come, which holds up the thread that
+// launches, or wait() where others have filled the queue since. The call fails at its deadline, and no other deadline
+// is missed.
+void test_calls_that_are_held_up() {
+  for (const bool launched : {false, true}) {
+    NcclWorld world({0, 1}, 1);
+    world.connect();
+    Transfers t(world, one_box(9), kSlot);
+    NcclExchange& receiver = t.exchange(1);
+    std::string error;
+    {
+      const RunningDevices running(world.driver);
+      world.driver.full_queues_hold_up = true;
+      world.driver.queue_limit = launched ? size_t(-1) : 3;
+      CHECK(receiver.begin(kFailing, 1));
+      std::thread launches([&] {
+        t.receive(kFailing, 1);
+        world.driver.queue_limit = 3;
+        if (launched) world.driver.enqueue(world.stream(1), [] {});
+      });
+      CHECK(wait_until([&] { return world.driver.held_up() == 1; }));
+      const auto others_are_served = std::make_shared<std::atomic<bool>>(false);
+      jreshard::Watchdog::shared().at(in_seconds(1), [others_are_served] { *others_are_served = true; });
+      std::thread waits([&] { error = error_of([&] { receiver.wait(kFailing); }); });
+      CHECK(wait_until([&] { return others_are_served->load(); }));
+      waits.join();
+      launches.join();
+    }
+    CHECK_TEXT(
+        error,
+        std::string("jreshard: transfer timed out after 1 s; still sending, receiving or busy with earlier work: ") +
+            (launched ? "devices of this process, which do not answer" : "device 1 (not launched)"));
+    check_no_further_call(t, 1);
+    world.communicator(0)->abort("over");
+    world.driver.queue_limit = size_t(-1);
+    check_over(world, t);
+  }
+}
+
 // A rank that fails, or whose process does not come, when others wait for what it is to pass on.
 void test_who_does_not_pass_on() {
   for (const int late : {1, 2}) {
@@ -390,6 +441,7 @@ int main() {
       {"who_does_not_join", test_who_does_not_join},
       {"pairs_that_only_one_side_connects", test_pairs_that_only_one_side_connects},
       {"timeouts_name_the_late", test_timeouts_name_the_late},
+      {"calls_that_are_held_up", test_calls_that_are_held_up},
       {"who_does_not_pass_on", test_who_does_not_pass_on},
       {"aborts_reach_those_who_wait", test_aborts_reach_those_who_wait},
       {"lost_peers", test_lost_peers},

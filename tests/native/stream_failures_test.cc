@@ -178,6 +178,29 @@ void test_launches_that_are_held_up() {
   }
 }
 
+// The driver holds begin() up, by work of others on the device: the call fails at its deadline all the same.
+void test_calls_whose_begin_is_held_up() {
+  World world(one_source(), {0, 1});
+  const RunningDevices running(world.driver);
+  std::atomic<bool> open{false};
+  world.driver.full_queues_hold_up = true;
+  world.driver.hold(world.stream(1), [&] { return open.load(); });
+  world.driver.queue_limit = 1;
+  std::thread others([&] { world.driver.enqueue(world.stream(1), [] {}); });
+  CHECK(wait_until([&] { return world.driver.held_up() == 1; }));
+  std::thread beginning([&] { CHECK(world.exchange(1).begin(1, 0.3)); });
+  CHECK(wait_until([&] { return world.exchange(1).broken(); }));
+  CHECK(world.driver.held_up() == 1 && world.exchange(1).open_calls() == 0);
+  world.driver.queue_limit = size_t(-1);
+  open = true;
+  beginning.join();
+  others.join();
+  const std::string text = "transfer timed out after 0.3 s, waiting for device 0 to publish";
+  CHECK_TEXT(world.wait(1, 1), "jreshard: " + text);
+  CHECK_TEXT(world.call(0, 1), "jreshard: process 1: " + text);
+  go_on(world, 2);
+}
+
 // A call that is begun and no more ends at its deadline, and the others hear of it.
 void test_calls_that_nobody_launches() {
   World world(both_ways(), {0, 1});
@@ -387,6 +410,7 @@ int main() {
       {"not_linked", test_not_linked},
       {"deadlines", test_deadlines},
       {"launches_that_are_held_up", test_launches_that_are_held_up},
+      {"calls_whose_begin_is_held_up", test_calls_whose_begin_is_held_up},
       {"calls_that_nobody_launches", test_calls_that_nobody_launches},
       {"a_source_that_dies_while_it_is_read", test_a_source_that_dies_while_it_is_read},
       {"connections_that_come_and_go", test_connections_that_come_and_go},

@@ -9,15 +9,19 @@
 
 namespace jreshard {
 
-class Relay : public Peers::Listener {
+class Forwarder : public Peers::Listener {
  public:
-  class Target : public Peers::Listener {
+  class Target {
    public:
+    virtual ~Target() = default;
     // The deadline of a call has passed.
     virtual void expired(uint32_t call) = 0;
+    // As of Peers::Listener; not for who has no links.
+    virtual void heard(int, const Message&) {}
+    virtual void lost(uint32_t, int, const std::string&) {}
   };
 
-  explicit Relay(Target& target) : target_(&target) {}
+  explicit Forwarder(Target& target) : target_(&target) {}
 
   void heard(int process, const Message& message) override {
     std::lock_guard<std::mutex> lock(mutex_);
