@@ -10,7 +10,9 @@ import pytest
 @cache
 def count() -> int:
     found = shutil.which("nvidia-smi")
-    listed = subprocess.run([found, "-L"], capture_output=True, text=True, check=False).stdout if found else ""
+    listed = (
+        subprocess.run([found, "-L"], capture_output=True, text=True, check=False, timeout=60).stdout if found else ""
+    )
     return listed.count("GPU ")
 
 

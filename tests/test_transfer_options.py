@@ -22,6 +22,7 @@ from oracle import (
 )
 
 import jreshard
+from jreshard._runtime.transform import SourceTransform
 
 ROUNDS = 3
 SHAPE = (24, 48)
@@ -657,3 +658,18 @@ def test_plan_refuses_other_weights(fault):
         plan.execute(others[fault])
     assert ("['c']" if fault == "extra" else "['b']") in str(caught.value)
     assert_tree_holds(plan.execute(params), host, dst)
+
+
+def test_a_plan_that_no_longer_holds_is_made_anew(monkeypatch):
+    src, dst = named(mesh([0]), None), named(mesh([1]), None)
+    params = {"w": put(values((4, 4)), src)}
+
+    def same(tree):
+        return tree
+
+    jreshard.transfer(params, src, dst, transform=same)
+    with monkeypatch.context() as broken:
+        broken.setattr(SourceTransform, "lies_as_told", lambda self, timeout: False)
+        with pytest.raises(RuntimeError, match="call again"):
+            jreshard.transfer(params, src, dst, transform=same)
+        assert_holds(jreshard.transfer(params, src, dst, transform=same)["w"], values((4, 4)), dst)

@@ -1,11 +1,11 @@
 """Which leaves differ, where processes were about to do different transfers."""
 
 import contextlib
-import hashlib
 from collections.abc import Mapping, Sequence
 
 from jreshard._control import MismatchError, PeerLost, PeerTimeout
 from jreshard._deadline import Deadline
+from jreshard._runtime.digest import digest
 from jreshard._runtime.party import Party
 
 _SHOWN = 3  # leaves; what made one differ mostly made others differ too
@@ -26,17 +26,13 @@ def name_differences(error: MismatchError, leaves: Sequence[str], party: Party, 
     """
     soon = Deadline.after(min(deadline.left, _PATIENCE))
     with contextlib.suppress(MismatchError, PeerLost, PeerTimeout):  # what is known is told without
-        digests = party.agree("compare leaves", [_digest(leaf) for leaf in leaves], soon)
+        digests = party.agree("compare leaves", list(map(digest, leaves)), soon)
         places = _places(digests)
         mine = [leaves[i] if i < len(leaves) else "no further leaf" for i in places]
         if places:
             found = party.agree("show leaves that differ", mine, soon)
             return MismatchError("\n".join([str(error), *_lines(found)]), error.said)
     return error
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _places(digests: Mapping[int, Sequence[str]]) -> list[int]:

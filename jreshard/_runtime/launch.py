@@ -1,6 +1,5 @@
 """Runs one route: launches its programs in an order in which nobody can wait in a circle."""
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from jreshard._leaves import describe
 from jreshard._route import Leaf, Route
 from jreshard._runtime.connection import Connection, NcclConnection, PullConnection
 from jreshard._runtime.differences import name_differences
+from jreshard._runtime.digest import digest
 from jreshard._runtime.native import Exchange, TransferError
 from jreshard._runtime.party import Party
 from jreshard._runtime.programs import Program, Programs
@@ -233,9 +233,9 @@ def _described(leaf: Leaf, src_dtype: Any) -> str:
 
 
 def _digest(route: Route, src_dtypes: Sequence[Any]) -> str:
-    """16 hex digits that are equal where the same leaves go the same ways."""
+    """Text that is equal where the same leaves go the same ways."""
     leaves = [
         (leaf.path, leaf.shape, str(leaf.dtype), str(dtype))
         for leaf, dtype in zip(route.leaves, src_dtypes, strict=True)
     ]
-    return hashlib.blake2b(repr((route.fingerprint, leaves)).encode(), digest_size=8).hexdigest()
+    return digest(repr((route.fingerprint, leaves)))

@@ -1,7 +1,7 @@
 """The caller's transform, as a compiled program on the source mesh."""
 
-import hashlib
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jreshard._deadline import Deadline
 from jreshard._leaves import LeafErrors, paths_of
 from jreshard._runtime.announce import shardings_as_json, shardings_from_json
 from jreshard._runtime.differences import name_differences
+from jreshard._runtime.digest import digest
 from jreshard._runtime.party import Party
 from jreshard._sources import Source, lies_elsewhere, named_sharding
 
@@ -103,7 +104,7 @@ class SourceTransform:
 
         def tell() -> dict[str, Any]:
             told = known()
-            return {"tree": _digest(self._lines()), "shardings": told}
+            return {"tree": self._tree, "shardings": told}
 
         said = party.all_or_none(self._what, tell, deadline)
         trees = {process: f"a tree with the fingerprint {answer['tree']}" for process, answer in said.items()}
@@ -112,6 +113,11 @@ class SourceTransform:
             raise name_differences(error, self._lines(), party, deadline)
         told: dict[str, Any] = next(answer["shardings"] for answer in said.values() if answer["shardings"] is not None)
         return told
+
+    @cached_property
+    def _tree(self) -> str:
+        """A fingerprint of the result's leaves; on the way of every transfer."""
+        return digest("\n".join(self._lines()))
 
     def _lines(self) -> list[str]:
         """Each leaf of the result in a line."""
@@ -152,7 +158,3 @@ def _all_have_some(party: Party, sources: Sequence[Source]) -> bool:
 def device_sets(sources: Sequence[Source]) -> set[frozenset[Any]]:
     """The different sets of devices on which the leaves lie."""
     return {frozenset(s.sharding.device_set) for s in sources if isinstance(s.sharding, NamedSharding)}
-
-
-def _digest(lines: Sequence[str]) -> str:
-    return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()

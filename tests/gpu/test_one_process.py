@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from gpu_meshes import COLS, ROWS, WHOLE, on
 from jax.sharding import PartitionSpec as P
 from repeats import repeats
 
@@ -15,22 +15,6 @@ import jreshard
 
 pytestmark = pytest.mark.gpu
 
-
-@pytest.fixture(params=["p2p", "nccl"])
-def options(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return {"transport": request.param, "timeout": 60}
-
-
-def on(ids: list[int], spec: P, **axes: int) -> NamedSharding:
-    gpus = jax.devices("cuda")
-    if max(ids) >= len(gpus):
-        pytest.skip(f"needs {max(ids) + 1} GPUs")
-    axes = axes or {"x": len(ids)}
-    devices = np.array([gpus[i] for i in ids]).reshape(tuple(axes.values()))
-    return NamedSharding(Mesh(devices, tuple(axes)), spec)
-
-
-ROWS, COLS, WHOLE = P("x"), P(None, "x"), P()
 
 LAYOUTS = {
     "0 to 1": ([0], WHOLE, [1], WHOLE),

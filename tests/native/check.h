@@ -4,6 +4,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <exception>
+#include <functional>
 #include <initializer_list>
 #include <mutex>
 #include <optional>
@@ -23,6 +25,18 @@ inline bool check(bool ok, const std::string& what, const char* file, int line) 
 inline bool check_text(const std::string& found, const std::string& expected, const char* file, int line) {
   return check(found == expected, "found \"" + found + "\", expected \"" + expected + "\"", file, line);
 }
+
+// What an action throws, or empty text.
+inline std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+    return "";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 #define CHECK(condition) check((condition), #condition, __FILE__, __LINE__)
 

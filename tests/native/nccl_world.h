@@ -19,17 +19,6 @@
 #include "nccl_communicator.h"
 #include "nccl_exchange.h"
 
-inline std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-    return "";
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-}
-
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 inline jreshard::NcclCommunicator::Clock::time_point in_seconds(double seconds) {
   using Clock = jreshard::NcclCommunicator::Clock;
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));

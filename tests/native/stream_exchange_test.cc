@@ -19,17 +19,6 @@ using jreshard::StreamExchange;
 
 namespace {
 
-std::string error_of(const std::function<void()>& launch) {
-  try {
-    launch();
-    return "";
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // Two senders, two receivers, three leaves in two chunks, and copies of each kind between any two.
 Plan every_kind_of_copy() {
   Plan plan(2, {kSends, kSends, kReceives, kReceives});

@@ -28,17 +28,6 @@ constexpr int64_t kKey = 77;
 constexpr double kCall = 30;
 constexpr auto kPatience = std::chrono::seconds(60);
 
-inline std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-    return "";
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-}
-
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 inline void check_one_of(const std::string& text, std::initializer_list<const char*> parts) {
   for (const char* part : parts) {
     if (contains(text, part)) return;
