@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jreshard._control import auth
@@ -26,6 +27,21 @@ _MAX_ANSWER = 1 << 31
 _MAX_REASON = 4096
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """How a group has ended.
+
+    Attributes:
+        reason: why, in words.
+        process: because of whom.
+        left: that one has left of its own accord.
+    """
+
+    reason: str
+    process: int
+    left: bool = False
 
 
 class Group:
@@ -51,7 +67,7 @@ class Group:
         self._calls = 0
         self._waiting: int | None = None
         self._answer: Message | None = None
-        self._lost: tuple[str, int] | None = None
+        self._lost: _Loss | None = None
         self._callbacks: dict[object, Callable[[str], None]] = {}
         self._closing = False
         self._waker = Waker()
@@ -122,6 +138,9 @@ class Group:
     def on_failure(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Calls `callback` with the reason whenever another member reports a failure, and when one is gone.
 
+        Not when one has left: it has done its part of what is under way, or has reported that it failed. Who waits for
+        it in a round is told, and so is who begins one.
+
         Callbacks run on the group's reader thread, one after the other: they must be quick, and must not gather. If the
         group is broken already, `callback` is called at once, in this thread.
 
@@ -133,8 +152,8 @@ class Group:
         with self._changed:
             self._callbacks[token] = callback
             lost = self._lost
-        if lost is not None:
-            callback(lost[0])
+        if lost is not None and not lost.left:
+            callback(lost.reason)
 
         def unsubscribe() -> None:
             with self._changed:
@@ -158,8 +177,7 @@ class Group:
         if self._closing:
             raise RuntimeError(f"{what}: the group was closed")
         if self._lost is not None:
-            reason, process = self._lost
-            raise PeerLost(f"{what}: {reason}", process)
+            raise PeerLost(f"{what}: {self._lost.reason}", self._lost.process)
 
     def _take_part(self, what: str, payload: Any, deadline: float) -> Message | None:
         """Enters a round, and leaves it at the deadline; the hub's answer, if there is one."""
@@ -222,7 +240,7 @@ class Group:
             self._waker.wake()  # the reader sends the rest
 
     def _run(self) -> None:
-        lost = ("the thread that reads what the hub sends has failed", self.process)
+        lost = _Loss("the thread that reads what the hub sends has failed", self.process)
         try:
             lost = self._read()
         finally:
@@ -232,21 +250,21 @@ class Group:
                 self._lost = lost
                 self._changed.notify_all()
                 callbacks = list(self._callbacks.values())
-            if not self._closing:
-                _call(callbacks, lost[0])
+            if not (self._closing or lost.left):
+                _call(callbacks, lost.reason)
 
-    def _read(self) -> tuple[str, int]:
+    def _read(self) -> _Loss:
         """Reads until the group ends; why, and because of whom."""
         hub = self.processes[0]
         name = f"process {hub} ({self._hub_peer})"
         try:
             return self._listen(name)
         except FrameError as error:
-            return f"{name} sent what jreshard does not send: {error}", hub
+            return _Loss(f"{name} sent what jreshard does not send: {error}", hub)
         except OSError as error:
-            return f"{name} is gone: {error.strerror or error}", hub
+            return _Loss(f"{name} is gone: {error.strerror or error}", hub)
 
-    def _listen(self, hub_name: str) -> tuple[str, int]:
+    def _listen(self, hub_name: str) -> _Loss:
         sock, wake = self._stream.sock.fileno(), self._waker.receiver.fileno()
         poll = select.poll()
         poll.register(wake, select.POLLIN)
@@ -263,16 +281,18 @@ class Group:
                 self._stream.fill()
                 heard = time.monotonic()
             elif time.monotonic() - heard > self._silence:  # only if nothing waits to be read: we may have been stopped
-                return f"{hub_name} has not been heard of for {self._silence:g} s", self.processes[0]
+                return _Loss(f"{hub_name} has not been heard of for {self._silence:g} s", self.processes[0])
             while (message := self._stream.message()) is not None:
-                if message.get("kind") == "broken":
-                    return str(message.get("reason")), int(message.get("process", -1))
-                self._handle(message)
+                match message:
+                    case {"kind": "broken", "process": int(process), "reason": str(reason), "left": bool(left)}:
+                        return _Loss(reason, process, left)
+                    case _:
+                        self._handle(message)
             if time.monotonic() >= next_beat:
                 self._send(BEAT)
                 next_beat = time.monotonic() + self._silence / BEATS
         self._send({"kind": "close"})
-        return "the group was closed", self.process
+        return _Loss("the group was closed", self.process, left=True)
 
     def _handle(self, message: Message) -> None:
         match message:

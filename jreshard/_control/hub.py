@@ -40,6 +40,7 @@ class _Connection:
         deadline: when it is dropped, unless it has joined a room by then.
         room: the room that it has a seat in, as `process`, described by `peer`.
         excused: its room has ended; it has been told, and is not listened to any more.
+        leaving: it has said that it leaves.
     """
 
     stream: Stream
@@ -47,6 +48,7 @@ class _Connection:
     deadline: float
     room: Room | None = None
     excused: bool = False
+    leaving: bool = False
     closed: bool = False
     process: int = -1
     peer: str = ""
@@ -229,6 +231,7 @@ class Hub:
             case {"kind": "fail", "reason": str(reason)}:
                 room.fail(connection.process, reason)
             case {"kind": "close"}:
+                connection.leaving = True
                 self._doomed[connection] = "has left the group"
             case _:
                 raise FrameError(f"a message of the kind {_kind(message)}")
@@ -270,7 +273,8 @@ class Hub:
             room, process = connection.room, connection.process
             self._drop(connection)
             if room is not None:
-                self._end(room, process, f"process {process} ({connection.peer}) {reason}")
+                reason = f"process {process} ({connection.peer}) {reason}"
+                self._end(room, process, reason, left=connection.leaving)
 
     def _drop(self, connection: _Connection) -> None:
         self._doomed.pop(connection, None)
@@ -281,9 +285,9 @@ class Hub:
         connection.stream.close()
         connection.closed = True
 
-    def _end(self, room: Room, process: int, reason: str) -> None:
-        """Tells all that `process` is gone; they connect anew for another group."""
-        room.end(process, reason)
+    def _end(self, room: Room, process: int, reason: str, *, left: bool = False) -> None:
+        """Tells all that `process` is gone, or has left of its own accord; they connect anew for another group."""
+        room.end(process, reason, left=left)
         if self._rooms.get(room.processes) is room:
             del self._rooms[room.processes]
         for connection in self._connections:

@@ -71,9 +71,9 @@ class Room:
             if other != process:
                 seat.send(frame)
 
-    def end(self, process: int, reason: str) -> None:
-        """A member is gone, and the group with it."""
-        frame = encode({"kind": "broken", "process": process, "reason": reason})
+    def end(self, process: int, reason: str, *, left: bool) -> None:
+        """A member is gone, or has left of its own accord, and the group with it."""
+        frame = encode({"kind": "broken", "process": process, "reason": reason, "left": left})
         for seat in self._seats.values():
             seat.send(frame)
 

@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 import pytest
-from control.helpers import TIMEOUT, Reasons, together
+from control.helpers import TIMEOUT, together
 
 from jreshard._control import Hub, PeerLost, PeerTimeout, rendezvous
 from jreshard._control.rendezvous import _Job, _means_loopback, _own_address
@@ -83,10 +83,9 @@ def test_one_hub_serves_all_groups_of_its_process(job):
 def test_a_broken_group_is_made_anew(job):
     first, second = job(0), job(1)
     old = connect(first), connect(second)
-    gone = Reasons()
-    old[0].on_failure(gone)
     old[1].close()
-    gone.wait()
+    with pytest.raises(PeerLost, match="has left the group"):
+        old[0].gather("x", None, TIMEOUT)
     new = connect(first), connect(second)
     assert new[0] is not old[0]
     meet(*new)

@@ -21,7 +21,9 @@ from repeats import repeats
 
 import jreshard
 from jreshard import _compat, _transfer
+from jreshard._control import rendezvous
 from jreshard._runtime import communicator, links
+from jreshard._runtime.launch import Launcher
 from jreshard._runtime.native import disconnect_process
 from jreshard.bench.gpu import Gpu
 from jreshard.bench.worker import open_gpus
@@ -338,6 +340,32 @@ def a_process_dies_between_calls() -> None:
     assert time.monotonic() - begin < OPTIONS["timeout"] / 2
     with pytest.raises(jreshard.PeerTimeout, match="process 1"):  # it might have come back
         jreshard.transfer(params, src, dst, **{**OPTIONS, "timeout": 1.0})
+
+
+def a_process_leaves_early() -> None:
+    """One process has all that it wanted, and ends, while another has not begun to launch."""
+    src, dst = on([0], WHOLE), on([1, 2], WHOLE, replicas=2)
+    host = tree()
+    params = place(host, src)
+    jreshard.transfer(params, src, dst, **OPTIONS)
+    client, launch = _compat.distributed_client(), Launcher._launch
+
+    def launch_late(*arguments: Any) -> Any:
+        assert _compat.coordination_get(client, "left", OPTIONS["timeout"])
+        time.sleep(0.5)
+        return launch(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if jax.process_index() == 2:
+            patch.setattr(Launcher, "_launch", launch_late)
+        got = jreshard.transfer(params, src, dst, **OPTIONS)
+        oracle.assert_tree_holds(got, host, dst)
+    if jax.process_index() == 1:
+        rendezvous._close_job()  # as at exit
+        _compat.coordination_set(client, "left", "yes")
+    else:
+        with pytest.raises(jreshard.PeerLost, match=r"process 1 .* has left the group"):
+            jreshard.transfer(params, src, dst, **OPTIONS)
 
 
 def survivors_go_on() -> None:

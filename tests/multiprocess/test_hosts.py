@@ -32,6 +32,10 @@ def test_four_processes() -> None:
     processes.check(processes.run("every_layout_of_many", devices=(1, 1, 1, 1)))
 
 
+def test_a_process_leaves_early() -> None:
+    processes.check(processes.run("a_process_leaves_early", devices=(1, 1, 1)))
+
+
 def test_survivors_go_on() -> None:
     processes.check(processes.run("survivors_go_on", devices=(1, 1, 1)), dies=[1])
 
