@@ -60,6 +60,24 @@ def read_source(x: Any, wanted: Sharding | None, path: Path, errors: LeafErrors,
     return None
 
 
+def check_whole_numbers(x: Any, dtype: Any, path: str, errors: LeafErrors) -> None:
+    """Notes where whole numbers of the host do not fit their dtype on devices: JAX would keep their low bits only.
+
+    Args:
+        x: a value of the host.
+        dtype: what it becomes.
+        path: its key path, as text.
+        errors: where it is noted.
+    """
+    array = np.asarray(x)
+    if not array.size or array.dtype == dtype or not all(jnp.issubdtype(d, jnp.integer) for d in (array.dtype, dtype)):
+        return
+    limits, least, most = jnp.iinfo(dtype), array.min(), array.max()
+    if least < limits.min or most > limits.max:
+        holds = x if array.ndim == 0 else f"of values from {least} to {most}"
+        errors.add(path, f"is {holds}, too large for {dtype}; enable jax_enable_x64, or give what fits")
+
+
 def lies_elsewhere(sharding: Sharding | None) -> bool:
     """Whether all the devices are of other processes, so that this one needs no arrays to say what is there."""
     if sharding is None or not isinstance(getattr(sharding, "mesh", None), Mesh):
@@ -75,9 +93,6 @@ def _of_host(x: Any, path: Path, errors: LeafErrors) -> Source | None:
         dtype = None
     if dtype is None or dtype.name in UNUSABLE or not array.dtype.isnative:
         errors.add(path, f"is of dtype {array.dtype}; expected one that JAX arrays have", kind=TypeError)
-        return None
-    if isinstance(x, int) and not isinstance(x, bool) and not np.iinfo(dtype).min <= x <= np.iinfo(dtype).max:
-        errors.add(path, f"is {x}, too large for {dtype}; enable jax_enable_x64, or give an array")
         return None
     return Source(array.shape, dtype, None)
 

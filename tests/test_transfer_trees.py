@@ -380,3 +380,11 @@ def test_python_numbers_stay_weakly_typed():
         assert arrived.dtype == jnp.asarray(value).dtype
         assert arrived.sharding == dst
     assert not jreshard.transfer({"n": np.float32(1.5)}, None, dst)["n"].weak_type
+
+
+@pytest.mark.parametrize("value", [2**40, np.int64(-(2**31) - 1), np.array([3, 2**40]), np.uint64(2**33)], ids=repr)
+def test_whole_numbers_that_do_not_fit_are_refused(value):
+    dst = named(mesh([1, 2]))
+    assert not jreshard.transfer({"n": value * 0}, None, dst)["n"].any()  # another of the kind, which does fit
+    with pytest.raises(ValueError, match=r"params\['n'\]: is .*, too large for u?int32; enable jax_enable_x64"):
+        jreshard.transfer({"n": value}, None, dst)

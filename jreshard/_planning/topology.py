@@ -1,7 +1,7 @@
 """Which ranks of a plan share a fast domain, and what the links between them carry."""
 
 import dataclasses
-import math
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,14 +87,17 @@ class Topology:
         for name in ("domain_size", "ranks_per_nic", "ranks_per_process", "smallest_piece"):
             value = getattr(self, name)
             # bool is an int to Python
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"topology: {name} is {value!r}; expected a whole number of at least 1")
+            object.__setattr__(self, name, int(value))
         for name in ("nvlink", "nic", "memory"):
             rate = getattr(self, name)
             if not isinstance(rate, int | float | np.integer | np.floating) or isinstance(rate, bool):
                 raise TypeError(f"topology: {name} is {rate!r}; expected bytes a second, as a number")
-            if not 0 < rate < math.inf:
+            rate = rate.item() if isinstance(rate, np.generic) else rate
+            if not 0 < rate <= sys.float_info.max:
                 raise ValueError(f"topology: {name} is {rate!r}; expected bytes a second, above 0 and finite")
+            object.__setattr__(self, name, float(rate))
         if self.domains is not None and not callable(self.domains):
             object.__setattr__(self, "domains", tuple(self.domains))
 

@@ -1,6 +1,7 @@
 """Which ranks share a domain, and what is refused."""
 
 import dataclasses
+import json
 import re
 
 import jax
@@ -99,3 +100,9 @@ def test_nothing_moves_on_paper():
     plan = jreshard.plan(shapes, sharding, sharding)
     with pytest.raises(ValueError, match="exist only on paper"):
         plan.execute_leaves([array], None, donate=False, into=None, verify=False, timeout=1.0, transport="auto")
+
+
+def test_numbers_of_numpy_will_do():
+    given = Topology(domain_size=np.int32(8), nvlink=np.float32(4e9), nic=np.int64(10**9))
+    assert given == Topology(domain_size=8, nvlink=4e9, nic=1e9)
+    assert json.dumps([given.domain_size, given.nvlink, given.nic]) == "[8, 4000000000.0, 1000000000.0]"
