@@ -35,6 +35,19 @@ def slow_source(sharding: NamedSharding, *, fails: bool) -> jax.Array:
     return step(jnp.ones((4, 4)))
 
 
+@pytest.mark.parametrize(("src", "dst"), [([3], range(8)), (range(8), [3])], ids=str)
+def test_meshes_of_one_device_wait_for_a_source_that_is_being_computed(src, dst):
+    """Else what waits for it could keep all the threads that XLA has, and the source would never be published."""
+    pending = slow_source(named(mesh(range(8))), fails=False)
+    if len(src) == 1:
+        pending = pending.addressable_shards[src[0]].data
+    assert not pending.is_ready()
+    moved = jreshard.transfer(pending, None, named(mesh(dst)), timeout=30)
+    assert pending.is_ready()
+    assert moved.is_ready()
+    assert_holds(moved, np.ones((4, 4), np.float32), named(mesh(dst)))
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_source_that_fails_fails_the_result_at_once_and_the_next_call_works():
     src, dst = named(mesh([0])), named(mesh([1]))

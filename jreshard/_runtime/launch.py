@@ -1,6 +1,7 @@
 """Runs one route: launches its programs in an order in which nobody can wait in a circle."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from jreshard._compat import launching
+from jreshard._compat import is_ready, launching
 from jreshard._control import MismatchError
 from jreshard._deadline import Deadline
 from jreshard._leaves import describe
@@ -29,6 +30,7 @@ _launch_order = threading.RLock()
 _release_thread = ThreadPoolExecutor(1, thread_name_prefix="jreshard-release")
 _CORE = "jreshard: "  # how errors of the native core begin
 _WHAT = "transfer of"  # what processes are about to do, and how much
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 5e-3
 
 
 @contextmanager
@@ -142,7 +144,7 @@ class Launcher:
                 exchange.begin(call, deadline.left)
                 news.forward(call, exchange.abort)
                 with launching():
-                    new = self._launch(exchange, call, published, into)
+                    new = self._launch(exchange, call, published, into, deadline)
                 exchange.wait(call)
             except BaseException as error:
                 exchange.abort(call, f"jreshard: launching the transfer failed: {str(error) or type(error).__name__}")
@@ -164,7 +166,12 @@ class Launcher:
             raise name_differences(error, lines, self.party, deadline) from None
 
     def _launch(
-        self, exchange: Exchange, call: int, published: Sequence[Array], into: Sequence[Array] | None
+        self,
+        exchange: Exchange,
+        call: int,
+        published: Sequence[Array],
+        into: Sequence[Array] | None,
+        deadline: Deadline,
     ) -> list[Array]:
         src_call, dst_call = self._programs.call_operands(call)
         if self._programs.at_once:
@@ -178,13 +185,18 @@ class Launcher:
             if self._programs.receives:
                 watcher.watch(new[0], exchange, call)
             return new
-        watcher.watch(self._publish(src_call, *published), exchange, call)
+        token = self._publish(src_call, *published)
+        watcher.watch(token, exchange, call)
+        if self._programs.one_by_one:
+            _let_run(token, deadline)
         release = partial(self._release, src_call, *published)
         if self._waits:
             return self._receive_beside(release, exchange, call, dst_call, into)
         new = self._receive(dst_call, into)
         if self._programs.receives:
             watcher.watch(new[0], exchange, call)
+            if self._programs.one_by_one:
+                _let_run(new[0], deadline)
         if not exchange.release_now(call):
             release()
         return new
@@ -224,6 +236,14 @@ class Launcher:
             jax.make_array_from_single_device_arrays(leaf.shape, leaf.dst, [], dtype=leaf.dtype)
             for leaf in self._leaves
         ]
+
+
+def _let_run(result: Array, deadline: Deadline) -> None:
+    """Waits until a program has run, or the deadline has passed: what is launched then gets the call's error."""
+    pause = _SHORTEST_PAUSE
+    while not is_ready(result) and deadline.left > pause:
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _described(leaf: Leaf, src_dtype: Any) -> str:

@@ -67,6 +67,9 @@ class Programs:
         sends: whether this process has devices of the source mesh; else it has no use for the programs over it.
         receives: whether it has devices of the destination mesh.
         at_once: whether both meshes are the same devices in the same order, so that one program does all.
+        one_by_one: whether each program has to have run before the next is launched. On CPU a program keeps as many of
+            XLA's threads as it has devices, of which there may be no more than devices; and while XLA has programs with
+            several devices take turns, it lets one with a single device come after those that wait for it.
     """
 
     def __init__(self, route: Route, src_dtypes: Sequence[Any], key: int, *, in_order: bool) -> None:
@@ -81,6 +84,8 @@ class Programs:
         self._fixed_calls = None if route.devices[0].platform == "cpu" else (_zero(self._src), _zero(self._dst))
         self.sends, self.receives = _is_local(self._src), _is_local(self._dst)
         self.at_once = self.sends and list(self._src.devices.flat) == list(self._dst.devices.flat)
+        local_devices = [len(mesh.local_devices) for mesh in (self._src, self._dst)]
+        self.one_by_one = route.devices[0].platform == "cpu" and 1 in local_devices
         self.prepared = [i for i, item in enumerate(self._items) if item.prepared]
 
     def call_operands(self, call: int) -> tuple[Any, Any]:
