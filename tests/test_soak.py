@@ -5,7 +5,6 @@ import os
 import resource
 import statistics
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracle import assert_holds, assert_tree_holds, mesh, named, numbers, put, tree_pointers, values
+from repeats import clock
 
 import jreshard
 
@@ -48,14 +48,14 @@ def soak_layouts() -> tuple[dict, dict]:
 def refit_times(refit, sources: list, old, count: int) -> tuple[list[float], object]:
     times = []
     for i in range(count):
-        start = time.perf_counter()
+        start = clock()
         old = jax.block_until_ready(refit(sources[i % len(sources)], old))
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return times, old
 
 
 def usual(times: list[float]) -> float:
-    """What a refit takes when nothing else wants the processors: a busy machine must not look like drift."""
+    """What a refit takes when nothing disturbs it."""
     return statistics.quantiles(times, n=10)[0]
 
 
