@@ -11,7 +11,7 @@ from jax import Array
 
 from jreshard._compat import deleted_among, is_array
 from jreshard._leaves import LeafErrors, Path, describe, match_structure, paths_of
-from jreshard._route import Target
+from jreshard._planning.route import Target
 from jreshard._runtime.memory import shared_memory
 from jreshard._sources import Source, facts_of, read_source
 

@@ -13,8 +13,8 @@ from jreshard._layout import AnyMesh, LayoutError, layout_of_sharding
 from jreshard._leaves import FlatTree, LeafErrors, Path, PathText, describe, match_shardings
 from jreshard._paper import on_paper
 from jreshard._plan import Plan, Signature
+from jreshard._planning.route import Leaf, Route, Target
 from jreshard._planning.spread import Spread, take_turns
-from jreshard._route import Leaf, Route, Target
 from jreshard._runtime.party import Party
 from jreshard._runtime.transform import SourceTransform, Transform, cast_floating, device_sets
 from jreshard._sources import Source, alias_pattern, read_source

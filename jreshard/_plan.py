@@ -22,9 +22,9 @@ from jreshard._picture import picture
 from jreshard._planning.figures import Figures, add_loads, figures_of, numbered, traffic_of
 from jreshard._planning.loads import LOCAL, Loads
 from jreshard._planning.moves import Moves, no_moves
+from jreshard._planning.route import Kind, Route, Target, devices_of
 from jreshard._planning.spread import Spread
 from jreshard._planning.topology import Placement, Topology
-from jreshard._route import Kind, Route, Target, devices_of
 from jreshard._runtime.execution import Execution
 from jreshard._runtime.transform import SourceTransform
 from jreshard._runtime.transport import choose_transport

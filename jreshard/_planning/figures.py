@@ -8,10 +8,10 @@ import numpy as np
 from jreshard._planning.bound import Bound, lower_bound
 from jreshard._planning.cost import Link, Prediction, busiest, predict
 from jreshard._planning.loads import LINKS, Loads
+from jreshard._planning.route import Route, ranks_of
 from jreshard._planning.spread import Spread
 from jreshard._planning.topology import Topology
 from jreshard._planning.usual import gather_and_broadcast_seconds, one_sender_loads
-from jreshard._route import Route, ranks_of
 
 
 @dataclass(frozen=True)

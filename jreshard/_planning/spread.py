@@ -13,10 +13,10 @@ from jreshard._planning.balance import Balance
 from jreshard._planning.divisions import Division, Pair
 from jreshard._planning.needs import Demand, Needs
 from jreshard._planning.pattern import Pattern
+from jreshard._planning.route import Kind, LeafMoves, Route, RouteRanks, devices_of, ranks_of
 from jreshard._planning.stripes import Cutting, Stripes
 from jreshard._planning.topology import Placement, Topology
 from jreshard._planning.turns import Turns
-from jreshard._route import Kind, LeafMoves, Route, RouteRanks, devices_of, ranks_of
 
 
 def take_turns(routes: Sequence[Route]) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 from jreshard._planning.divisions import Pair
 from jreshard._planning.moves import Flows, Moves, in_runs
 from jreshard._planning.pattern import Grid, Hops, Pattern, Window, joined, moves_of, no_hops
+from jreshard._planning.route import Kind, RouteRanks
 from jreshard._planning.tally import Cut, Totals
-from jreshard._route import Kind, RouteRanks
 
 _FINE = 16  # splits are placed with at least this many steps for each piece, where the dim is long enough
 _RUN = 128  # bytes that the runs of a piece should be a multiple of

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from jreshard._deadline import Deadline
-from jreshard._route import Route
+from jreshard._planning.route import Route
 from jreshard._runtime import links, nccl
 from jreshard._runtime.communicator import Communicator, communicator_over, join, unique_id
 from jreshard._runtime.native import Exchange

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jreshard._compat import deleted_among, is_array, launching, own_tracing_context, row_major
 from jreshard._deadline import Deadline
 from jreshard._leaves import LeafErrors
-from jreshard._route import Route, Target
+from jreshard._planning.route import Route, Target
 from jreshard._runtime.launch import Launcher
 from jreshard._runtime.transform import SourceTransform
 from jreshard._runtime.verify import boxes_of, checksums, compare

@@ -15,7 +15,7 @@ from jreshard._compat import is_ready, launching
 from jreshard._control import MismatchError
 from jreshard._deadline import Deadline
 from jreshard._leaves import describe
-from jreshard._route import Leaf, Route
+from jreshard._planning.route import Leaf, Route
 from jreshard._runtime.connection import Connection, NcclConnection, PullConnection
 from jreshard._runtime.differences import name_differences
 from jreshard._runtime.digest import digest

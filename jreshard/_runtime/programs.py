@@ -17,8 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jreshard._compat import own_tracing_context, row_major
 from jreshard._layout import layout_of_sharding
+from jreshard._planning.route import Leaf, Route
 from jreshard._planning.tables import leaves_in_a_call
-from jreshard._route import Leaf, Route
 from jreshard._runtime.native import PUBLISH, RECEIVE, RELEASE, library
 from jreshard._wire import Wire, bits_of
 
