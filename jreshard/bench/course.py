@@ -104,9 +104,10 @@ class _Course:
         return units is not None and MEMORY in units and not any(unit in CASES for unit in units)
 
     def _times(self, processes: int, until: float | None) -> None:
-        if self._is_over():
-            return
         name = label(processes, self.wishes.request.isolated)
+        if self._is_over():
+            self._show(name, _not_measured(["anything"]))
+            return
         wanted = processes in self.wishes.processes
         slowdown = wanted and processes == 1 and (self.wishes.units is None or SLOWDOWN in self.wishes.units)
         request = replace(
@@ -121,13 +122,18 @@ class _Course:
         name, greeting = label(processes, self.wishes.request.isolated), self._greetings.get(processes)
         if greeting is None:
             return  # they did not even start
+        late: list[str] = []
         for case in greeting.cases:
             for transport in greeting.transports:
-                late = until is not None and time.time() > until
-                if late or self._is_over() or self.report.has_memory(name, case, transport):
+                if self.report.has_memory(name, case, transport):
+                    continue
+                if self._is_over() or (until is not None and time.time() > until):
+                    late.append(f"{case} over {transport}")
                     continue
                 request = replace(self._request(processes, until), cases=[case], transports=[transport], memory=True)
                 self._measure(_Memory(self, processes, name), request)
+        if late:
+            self._show(f"memory, {name}", _not_measured(late))
 
     def _request(self, processes: int, until: float | None) -> Request:
         isolated = self.wishes.request.isolated and processes > 1
@@ -139,9 +145,14 @@ class _Course:
     def _is_over(self) -> bool:
         return self._until is not None and time.time() >= self._until
 
+    def _show(self, title: str, text: str) -> None:
+        with self.display(title) as display:
+            display.show(text)
+
     def _measure(self, part: "_Part", request: Request) -> None:
         with self.display(part.title) as part.display:
-            measure(request, part)
+            if left := measure(request, part):
+                part.display.show(_not_measured(left))
 
 
 class _Part(ABC):
@@ -198,3 +209,7 @@ class _Memory(_Part):
     def take(self, unit: str, result: dict[str, Any]) -> None:
         self._course.faults += self._course.report.add_memory(self._name, unit, result)
         self.display.show(table.memory(unit, result))
+
+
+def _not_measured(what: Sequence[str]) -> str:
+    return f"no time was left for {', '.join(what)} (--resume goes on)"

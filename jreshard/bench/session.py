@@ -85,8 +85,11 @@ class Listener(Protocol):
         """Something was given up because a process died or hung."""
 
 
-def measure(request: Request, listener: Listener) -> None:
+def measure(request: Request, listener: Listener) -> list[str]:
     """Measures all units; what makes a process hang or die is left out, and the rest done by another.
+
+    Returns:
+        The units that there was no time for, or not enough.
 
     Raises:
         Refused: there are not enough devices.
@@ -94,6 +97,7 @@ def measure(request: Request, listener: Listener) -> None:
     session = _Session(request, listener)
     while session.run_crew():
         pass
+    return session.left
 
 
 @dataclass
@@ -102,11 +106,11 @@ class _Session:
     listener: Listener
     finished: list[str] = field(default_factory=list)
     skipped: dict[str, dict[str, str]] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
 
     def run_crew(self) -> bool:
         """Gets as far as one crew gets; whether another one has to go on."""
         self._at: tuple[str | None, str | None] = (None, None)
-        self._units: list[str] = []
         self._parts: dict[int, dict[str, Any]] = {}
         self._partial: dict[int, dict[str, Any]] = {}
         self._start = time.monotonic()
@@ -147,12 +151,12 @@ class _Session:
         elif who != 0:
             return
         elif kind == "hello":
-            self._units = message.pop("units")
+            self.left = message.pop("units")
             self.listener.greet(Greeting(**message, start_s=time.monotonic() - self._start))
         elif kind == "begin":
             self._at = message["unit"], message["contender"]
             done = len(self.finished)
-            self.listener.progress(done, done + len(self._units), " ".join(name for name in self._at if name))
+            self.listener.progress(done, done + len(self.left), " ".join(name for name in self._at if name))
 
     def _collect(self, who: int, message: dict[str, Any]) -> None:
         """Takes a unit's result from one process; from the last one, the unit is done."""
@@ -170,7 +174,7 @@ class _Session:
 
     def _done(self, unit: str, result: dict[str, Any]) -> None:
         self.finished.append(unit)
-        self._units.remove(unit)
+        self.left.remove(unit)
         self.listener.take(unit, result)
 
     def _cut_off(self) -> None:
@@ -192,7 +196,7 @@ class _Session:
             self._done(unit, {"error": error, "contenders": {}})
         else:
             self.skipped.setdefault(unit, {})[contender] = error
-        return bool(self._units)
+        return bool(self.left)
 
 
 def _together(parts: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:

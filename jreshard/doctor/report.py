@@ -49,7 +49,7 @@ def _lines(facts: Facts, judged: list[Verdict], found: list[Finding]) -> Iterato
     for finding in found:
         yield f"{'WRONG' if finding.fault else 'note'}: {finding.text}"
     if not any(finding.fault for finding in found):
-        yield "All well: " + _conclusion(facts)
+        yield "All well: " + _conclusion(facts, judged)
 
 
 def _devices(facts: Facts) -> Iterator[str]:
@@ -81,7 +81,9 @@ def _transport(facts: Facts, transport: str, judged: list[Verdict]) -> Iterator[
         yield _fact(f"transport {transport}", f"{word} ({where})" + (f": {reason}" if reason else ""))
 
 
-def _conclusion(facts: Facts) -> str:
+def _conclusion(facts: Facts, judged: list[Verdict]) -> str:
+    if not judged:
+        return "nothing is wrong, and there is nothing to move between."
     if any(device.platform == "gpu" for device in facts.devices):
         return "a transport works between all devices."
     return "no GPUs, and host works between the CPU devices."

@@ -83,6 +83,7 @@ class Log:
         self.units: dict[str, dict[str, Any]] = {}
         self.losses: list[str] = []
         self.turns: list[tuple[int, int, str]] = []
+        self.left: list[str] = []
 
     def greet(self, greeting: Greeting) -> None:
         self.greetings.append(greeting)
@@ -99,7 +100,7 @@ class Log:
 
 def run(processes: int = 1, timeout: float = 30, **options: Any) -> Log:
     log = Log()
-    measure(Request(["a", "b"], timeout=timeout, processes=processes, **options), log)
+    log.left = measure(Request(["a", "b"], timeout=timeout, processes=processes, **options), log)
     assert log.turns == sorted(log.turns, key=lambda turn: turn[0])
     return log
 
@@ -111,7 +112,7 @@ def test_one_process(play: Any) -> None:
     [greeting] = log.greetings
     assert (greeting.host, greeting.versions, greeting.cases) == ({"cores": 2}, {"jax": "1"}, ["a", "b"])
     assert greeting.start_s > 0
-    assert log.losses == []
+    assert log.losses == log.left == []
     assert log.turns[-1] == (1, 2, "b y")
     assert log.units["b"]["contenders"] == {"x": {"ready_s": [1, 3]}, "y": {"ready_s": [1, 3]}}
 
@@ -137,6 +138,7 @@ def test_out_of_time(play: Any, processes: int) -> None:
     assert "cut_off" not in log.units["a"]
     assert log.units["b"] == {"contenders": {"x": {"ready_s": [processes, 3]}}, "cut_off": True}
     assert log.losses == []
+    assert log.left == ["b"]
 
 
 def test_what_there_is_outlives_a_listener_that_fails(play: Any) -> None:

@@ -94,14 +94,17 @@ def test_results_of_another_host_are_not_gone_on_from(tmp_path: Path, capsys: py
     assert path.read_text() == text
 
 
-def test_seconds(tmp_path: Path) -> None:
+def test_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What there is no time for is left to the next run."""
     path = tmp_path / "out.json"
     begin = time.monotonic()
     assert main(["bench", "--scale", "1e-5", "--rounds", "1000", "--seconds", "12", "--json", str(path)]) == 0
     assert time.monotonic() - begin < 60, "some seconds for the picture; 1000 rounds of all cases take minutes"
     found = read(path)
-    assert len(found.get("one process", {"cases": {}})["cases"]) < len(CASES)
+    measured = found.get("one process", {"cases": {}})["cases"]
+    assert len(measured) < len(CASES)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "no time was left for" in line][:1]
+    assert not any(f" {case}," in line for case in measured if "cut_off" not in measured[case])
 
 
 #: Measures the ceilings and one round of a case, and then has the command ended.

@@ -126,3 +126,7 @@ def test_the_page() -> None:
     assert lines["transport p2p"] == "works (every pair)"
     assert lines["transport host"] == "no (every pair): is for CPU devices"
     assert text.splitlines()[-1] == "All well: a transport works between all devices."
+    alone = replace(TWO_GPUS, devices=(gpu(0),), links={}, refusals={})
+    *_, transports, conclusion = as_text(alone, verdicts(alone), findings(alone, verdicts(alone))).splitlines()
+    assert "fewer than two devices" in transports
+    assert conclusion == "All well: nothing is wrong, and there is nothing to move between."
