@@ -13,7 +13,7 @@ from jreshard._compat import deleted_among, is_array
 from jreshard._leaves import LeafErrors, Path, describe, match_structure, paths_of
 from jreshard._planning.route import Target
 from jreshard._runtime.memory import shared_memory
-from jreshard._sources import Source, facts_of, read_source
+from jreshard._sources import Source, check_whole_numbers, facts_of, read_source
 
 
 def check_timeout(timeout: float) -> None:
@@ -37,6 +37,20 @@ def check_leaves(leaves: Sequence[Any], treedef: Any, params: Any, planned: Any,
         source = read_source(leaves[i], sources[i].sharding, paths[i], errors, structs=False)
         if source is not None and source != sources[i]:
             errors.add(paths[i], f"is {_short(source)}; the plan was made for {_short(sources[i])}")
+    errors.raise_any()
+
+
+def check_host_values(leaves: Sequence[Any], sources: Sequence[Source], places: Sequence[tuple[int, Path]]) -> None:
+    """Refuses values of the host that their dtype does not hold: plans are made for dtypes, not for values.
+
+    Args:
+        leaves: what is handed over.
+        sources: what the plan takes each leaf for.
+        places: the places and paths of the values of the host among them.
+    """
+    errors = LeafErrors("transfer")
+    for i, path in places:
+        check_whole_numbers(leaves[i], sources[i].dtype, path, errors)
     errors.raise_any()
 
 

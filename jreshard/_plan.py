@@ -15,9 +15,10 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from jreshard import _render
-from jreshard._checks import check_into, check_leaves, check_timeout
+from jreshard._checks import check_host_values, check_into, check_leaves, check_timeout
 from jreshard._deadline import Deadline
 from jreshard._explain import explain
+from jreshard._leaves import Path, paths_of
 from jreshard._picture import picture
 from jreshard._planning.figures import Figures, add_loads, figures_of, numbered, traffic_of
 from jreshard._planning.loads import LOCAL, Loads
@@ -162,6 +163,7 @@ class Plan:
     ) -> Any:
         """`execute` for leaves that are known to be those that the plan was made for."""
         check_timeout(timeout)
+        check_host_values(leaves, self._signature.sources, self._host_values)
         deadline = Deadline.after(float(timeout))
         if transport not in self._chosen:
             self._chosen[transport] = choose_transport(transport, self.devices, deadline)
@@ -175,6 +177,15 @@ class Plan:
     def _check_into(self, into: Any, leaves: Sequence[Any]) -> list[Array]:
         fresh, suspects = self._execution.returned, self._suspects
         return check_into(into, self._out_treedef, self.targets, leaves, fresh=fresh, suspects=suspects)
+
+    @cached_property
+    def _host_values(self) -> list[tuple[int, Path]]:
+        """The places and paths of values of the host among the leaves handed over."""
+        sources = self._signature.sources
+        if all(source.sharding is not None for source in sources):
+            return []
+        paths = paths_of(jax.tree.unflatten(self._signature.treedef, sources))
+        return [(i, path) for i, path in enumerate(paths) if sources[i].sharding is None]
 
     @cached_property
     def _suspects(self) -> tuple[list[int], list[int]]:

@@ -60,22 +60,24 @@ def read_source(x: Any, wanted: Sharding | None, path: Path, errors: LeafErrors,
     return None
 
 
-def check_whole_numbers(x: Any, dtype: Any, path: str, errors: LeafErrors) -> None:
+def check_whole_numbers(x: Any, dtype: Any, path: Path, errors: LeafErrors) -> None:
     """Notes where whole numbers of the host do not fit their dtype on devices: JAX would keep their low bits only.
 
     Args:
         x: a value of the host.
         dtype: what it becomes.
-        path: its key path, as text.
+        path: its key path.
         errors: where it is noted.
     """
     array = np.asarray(x)
-    if not array.size or array.dtype == dtype or not all(jnp.issubdtype(d, jnp.integer) for d in (array.dtype, dtype)):
+    if not array.size or array.dtype == dtype or not jnp.issubdtype(dtype, jnp.integer):
         return
-    limits, least, most = jnp.iinfo(dtype), array.min(), array.max()
+    limits, least, most = jnp.iinfo(dtype), int(array.min()), int(array.max())
     if least < limits.min or most > limits.max:
-        holds = x if array.ndim == 0 else f"of values from {least} to {most}"
-        errors.add(path, f"is {holds}, too large for {dtype}; enable jax_enable_x64, or give what fits")
+        found = f"is {least}" if least == most else f"has values from {least} to {most}"
+        narrow = jax.dtypes.canonicalize_dtype(np.int64) != np.int64
+        more = "; jax_enable_x64 has wider ones" if narrow else ""
+        errors.add(path, f"{found}; expected {limits.min} to {limits.max}, which {dtype} holds{more}")
 
 
 def lies_elsewhere(sharding: Sharding | None) -> bool:
@@ -87,6 +89,8 @@ def lies_elsewhere(sharding: Sharding | None) -> bool:
 
 def _of_host(x: Any, path: Path, errors: LeafErrors) -> Source | None:
     array = np.asarray(x)
+    if isinstance(x, int) and not isinstance(x, bool):
+        array = np.zeros((), np.int64)  # as JAX sees it, whatever its size
     try:
         dtype = jax.eval_shape(lambda: jnp.zeros((), jax.dtypes.canonicalize_dtype(array.dtype))).dtype
     except TypeError:
@@ -94,6 +98,7 @@ def _of_host(x: Any, path: Path, errors: LeafErrors) -> Source | None:
     if dtype is None or dtype.name in UNUSABLE or not array.dtype.isnative:
         errors.add(path, f"is of dtype {array.dtype}; expected one that JAX arrays have", kind=TypeError)
         return None
+    check_whole_numbers(x, dtype, path, errors)
     return Source(array.shape, dtype, None)
 
 

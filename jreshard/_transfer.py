@@ -69,7 +69,7 @@ def transfer(
         TransferError: the transfer failed, where that is known before the call returns.
         MismatchError: the processes that take part are about to do different things; nothing has moved.
         PeerTimeout: another process has not come in time.
-        PeerLost: another process has died.
+        PeerLost: another process has died, or has left.
 
     Example:
         >>> trainer = jax.make_mesh((2, 2), ("fsdp", "tp"), devices=jax.devices()[:4])  # doctest: +SKIP

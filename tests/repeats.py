@@ -17,6 +17,6 @@ def repeats(usual: int, long: int) -> int:
 def clock() -> float:
     """Seconds, to tell whether calls get slower: the process's own where nothing but processors works for it.
 
-    Other work on the machine is not drift.
+    Other work on the machine is not drift; nor, there, is waiting.
     """
     return time.process_time() if jax.default_backend() == "cpu" else time.perf_counter()

@@ -1,6 +1,7 @@
 """Trees as people hold them, shardings as they give them, and the contexts in which they call."""
 
 import dataclasses
+import re
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -382,9 +383,39 @@ def test_python_numbers_stay_weakly_typed():
     assert not jreshard.transfer({"n": np.float32(1.5)}, None, dst)["n"].weak_type
 
 
-@pytest.mark.parametrize("value", [2**40, np.int64(-(2**31) - 1), np.array([3, 2**40]), np.uint64(2**33)], ids=repr)
-def test_whole_numbers_that_do_not_fit_are_refused(value):
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (2**40, "is 1099511627776; expected -2147483648 to 2147483647, which int32 holds; jax_enable_x64"),
+        (2**70, "is 1180591620717411303424; expected -2147483648 to"),
+        (np.int64(-(2**31) - 1), "is -2147483649; expected -2147483648 to"),
+        (np.array([3, 2**40]), "has values from 3 to 1099511627776; expected"),
+        (np.uint64(2**33), "is 8589934592; expected 0 to 4294967295, which uint32 holds"),
+    ],
+)
+@pytest.mark.parametrize("transform", [None, lambda tree: {"m": tree["n"]}])
+def test_whole_numbers_that_do_not_fit_are_refused(value, found, transform):
     dst = named(mesh([1, 2]))
-    assert not jreshard.transfer({"n": value * 0}, None, dst)["n"].any()  # another of the kind, which does fit
-    with pytest.raises(ValueError, match=r"params\['n'\]: is .*, too large for u?int32; enable jax_enable_x64"):
-        jreshard.transfer({"n": value}, None, dst)
+
+    def move(n):
+        with_array = {"n": n, "w": put(numbers((2, 2)), named(mesh([0])))}
+        return jreshard.transfer(with_array, None, dst, transform=transform)
+
+    refused = pytest.raises(ValueError, match=r"params\['n'\]: " + re.escape(found))
+    with refused:
+        move(value)
+    [arrived, *_] = move(value * 0 + 1).values()  # another of the kind, which does fit
+    assert (np.asarray(arrived) == 1).all()
+    with refused:
+        move(value)
+    with pytest.raises(ValueError, match=re.escape(found)):
+        jreshard.plan({"n": value}, None, dst)
+
+
+def test_the_widest_whole_numbers():
+    dst = named(mesh([1, 2]))
+    with jax.enable_x64(True):
+        assert int(jreshard.transfer({"n": 2**63 - 1}, None, dst)["n"]) == 2**63 - 1
+        assert int(jreshard.transfer({"n": np.uint64(2**63)}, None, dst)["n"]) == 2**63
+        with pytest.raises(ValueError, match=r"is 9223372036854775808; expected -\d+ to \d+, which int64 holds$"):
+            jreshard.transfer({"n": 2**63}, None, dst)

@@ -11,8 +11,8 @@ lowest index, tells who is there; each process has one connection to it.
 `gather` returns when all have called it, with what each has handed over. It raises `MismatchError` in every process if
 they are about to do different things, `PeerTimeout` where the deadline passes (the group remains usable; who has left a
 round is not counted), and `PeerLost` as soon as a process has died or left. The group is broken then, and `connect`
-makes a new one. The callbacks hear of deaths only: a process that leaves has done its part of what is under way.
-Subscribe before gathering, so that no failure falls between.
+makes a new one. The callbacks hear of deaths, and not of processes that leave when they have done their part of what is
+under way (`in_call`). Subscribe before gathering, so that no failure falls between.
 
 `Hub` and `join` do the same without JAX, where address and token come by another way.
 """

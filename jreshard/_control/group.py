@@ -7,7 +7,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -36,7 +36,7 @@ class _Loss:
     Attributes:
         reason: why, in words.
         process: because of whom.
-        left: that one has left of its own accord.
+        left: that one has left, having done its part.
     """
 
     reason: str
@@ -69,6 +69,8 @@ class Group:
         self._answer: Message | None = None
         self._lost: _Loss | None = None
         self._callbacks: dict[object, Callable[[str], None]] = {}
+        self._in_call = False
+        self._counted_on = False  # others go on as agreed, and what this process has to do is not done
         self._closing = False
         self._waker = Waker()
         self._reader = threading.Thread(target=self._run, name="jreshard-group", daemon=True)
@@ -134,12 +136,14 @@ class Group:
         """
         self._check_process()
         self._send({"kind": "fail", "reason": reason[:_MAX_REASON]})
+        with self._changed:
+            self._counted_on = False
 
     def on_failure(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Calls `callback` with the reason whenever another member reports a failure, and when one is gone.
 
-        Not when one has left: it has done its part of what is under way, or has reported that it failed. Who waits for
-        it in a round is told, and so is who begins one.
+        Not when one has left that has done its part of what is under way (see `in_call`). Who waits for it in a round
+        is told, and so is who begins one.
 
         Callbacks run on the group's reader thread, one after the other: they must be quick, and must not gather. If the
         group is broken already, `callback` is called at once, in this thread.
@@ -161,8 +165,22 @@ class Group:
 
         return unsubscribe
 
+    @contextlib.contextmanager
+    def in_call(self) -> Iterator[None]:
+        """Rounds within begin something that is not done before the context ends without an error, or `fail` is called.
+
+        Who closes the group before that has died, to the others.
+        """
+        self._in_call = True
+        try:
+            yield
+            with self._changed:
+                self._counted_on = False
+        finally:
+            self._in_call = False
+
     def close(self) -> None:
-        """Leaves the group, which is broken for the others then."""
+        """Leaves the group: the others cannot meet in it any more, but go on with what is under way."""
         self._closing = True
         self._waker.wake()
         if threading.current_thread() is not self._reader and os.getpid() == self._pid:
@@ -185,6 +203,7 @@ class Group:
             self._calls += 1
             call = self._waiting = self._calls
             self._answer = None
+            self._counted_on = False
         try:
             frame = encode({"kind": "enter", "call": call, "what": what, "payload": wrap(payload)})
             if len(frame) > self._max_frame:
@@ -291,7 +310,7 @@ class Group:
             if time.monotonic() >= next_beat:
                 self._send(BEAT)
                 next_beat = time.monotonic() + self._silence / BEATS
-        self._send({"kind": "close"})
+        self._send({"kind": "close", "unfinished": self._counted_on})
         return _Loss("the group was closed", self.process, left=True)
 
     def _handle(self, message: Message) -> None:
@@ -314,6 +333,8 @@ class Group:
             current = call == self._waiting
             if current:
                 self._answer = answer
+                # Here, and not where the answer is waited for: an interrupt may come between.
+                self._counted_on = self._in_call and answer["kind"] == "agreed"
                 self._changed.notify_all()
         if not current:
             self._disown(answer)

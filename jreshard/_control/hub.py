@@ -40,7 +40,7 @@ class _Connection:
         deadline: when it is dropped, unless it has joined a room by then.
         room: the room that it has a seat in, as `process`, described by `peer`.
         excused: its room has ended; it has been told, and is not listened to any more.
-        leaving: it has said that it leaves.
+        done: it leaves, and has done its part of all that was begun.
     """
 
     stream: Stream
@@ -48,7 +48,7 @@ class _Connection:
     deadline: float
     room: Room | None = None
     excused: bool = False
-    leaving: bool = False
+    done: bool = False
     closed: bool = False
     process: int = -1
     peer: str = ""
@@ -120,6 +120,9 @@ class Hub:
         deadline = time.monotonic() + _LINGER
         self._serve_events(0.0)
         self._drop_doomed()
+        for connection in self._connections:
+            if connection.room is not None and connection.room.closed:
+                self._turn_away(connection, connection.room)
         while any(connection.stream.backlog for connection in self._connections) and time.monotonic() < deadline:
             self._serve_events(_TICK)
             self._drop_doomed()
@@ -224,15 +227,17 @@ class Hub:
         match message:
             case {"kind": "beat"}:
                 pass
+            case {"kind": "enter"} if room.closed:
+                self._turn_away(connection, room)
             case {"kind": "enter", "call": int(call), "what": str(what), "payload": str(payload)}:
                 room.enter(connection.process, Entry(call, what, payload))
             case {"kind": "leave", "call": int(call)}:
                 room.leave(connection.process, call)
             case {"kind": "fail", "reason": str(reason)}:
                 room.fail(connection.process, reason)
-            case {"kind": "close"}:
-                connection.leaving = True
-                self._doomed[connection] = "has left the group"
+            case {"kind": "close", "unfinished": bool(unfinished)}:
+                connection.done = not unfinished
+                self._doomed[connection] = "has left the group" + (" in the midst of a transfer" if unfinished else "")
             case _:
                 raise FrameError(f"a message of the kind {_kind(message)}")
 
@@ -274,7 +279,7 @@ class Hub:
             self._drop(connection)
             if room is not None:
                 reason = f"process {process} ({connection.peer}) {reason}"
-                self._end(room, process, reason, left=connection.leaving)
+                (self._go_home if connection.done else self._end)(room, process, reason)
 
     def _drop(self, connection: _Connection) -> None:
         self._doomed.pop(connection, None)
@@ -285,15 +290,34 @@ class Hub:
         connection.stream.close()
         connection.closed = True
 
-    def _end(self, room: Room, process: int, reason: str, *, left: bool = False) -> None:
-        """Tells all that `process` is gone, or has left of its own accord; they connect anew for another group."""
-        room.end(process, reason, left=left)
-        if self._rooms.get(room.processes) is room:
-            del self._rooms[room.processes]
+    def _end(self, room: Room, process: int, reason: str) -> None:
+        """Tells all that `process` is gone; they connect anew for another group."""
+        room.end(process, reason)
+        self._forget(room)
         for connection in self._connections:
             if connection.room is room:
-                connection.room, connection.excused = None, True
-                connection.deadline = time.monotonic() + self._handshake_timeout
+                self._excuse(connection)
+
+    def _go_home(self, room: Room, process: int, reason: str) -> None:
+        """Has the others go on with what is under way, but meet no more in this group."""
+        room.go_home(process, reason)
+        self._forget(room)
+        for connection in self._connections:
+            if connection.room is room and room.waits(connection.process):
+                self._turn_away(connection, room)
+
+    def _turn_away(self, connection: _Connection, room: Room) -> None:
+        room.turn_away(connection.process)
+        self._excuse(connection)
+
+    def _excuse(self, connection: _Connection) -> None:
+        connection.room, connection.excused = None, True
+        connection.deadline = time.monotonic() + self._handshake_timeout
+
+    def _forget(self, room: Room) -> None:
+        """Who connects from now on makes another group."""
+        if self._rooms.get(room.processes) is room:
+            del self._rooms[room.processes]
 
 
 def peer_here() -> str:

@@ -33,12 +33,21 @@ class Room:
 
     A round is complete when every process has entered; then, and in one step, all get the same verdict. There are no
     numbers of rounds that could drift apart: who leaves before that has not been there.
+
+    When a member has gone home there are no more rounds, but the others still hear of one another: they may be in the
+    midst of what the last round has begun.
     """
 
     def __init__(self, processes: tuple[int, ...]) -> None:
         self.processes = processes
         self._seats: dict[int, Seat] = {}
         self._entries: dict[int, Entry] = {}  # of the members that wait for the others
+        self._departure: tuple[int, str] | None = None  # who has gone home first, in words too
+
+    @property
+    def closed(self) -> bool:
+        """Whether there are no more rounds."""
+        return self._departure is not None
 
     def has(self, process: int) -> bool:
         """Whether the process is connected."""
@@ -47,6 +56,10 @@ class Room:
     def sit(self, process: int, seat: Seat) -> None:
         """A member has connected."""
         self._seats[process] = seat
+
+    def waits(self, process: int) -> bool:
+        """Whether the process waits for the others."""
+        return process in self._entries
 
     def enter(self, process: int, entry: Entry) -> None:
         """A member has come to the round."""
@@ -71,11 +84,22 @@ class Room:
             if other != process:
                 seat.send(frame)
 
-    def end(self, process: int, reason: str, *, left: bool) -> None:
-        """A member is gone, or has left of its own accord, and the group with it."""
-        frame = encode({"kind": "broken", "process": process, "reason": reason, "left": left})
+    def end(self, process: int, reason: str) -> None:
+        """A member is gone, and the group with it."""
+        frame = encode({"kind": "broken", "process": process, "reason": reason, "left": False})
         for seat in self._seats.values():
             seat.send(frame)
+
+    def go_home(self, process: int, reason: str) -> None:
+        """A member has left, having done its part of all that rounds have begun."""
+        self._departure = self._departure or (process, reason)
+        del self._seats[process]
+
+    def turn_away(self, process: int) -> None:
+        """Tells a member that there are no more rounds, and why."""
+        home, reason = self._departure or (process, "the group has ended")
+        self._entries.pop(process, None)
+        self._seats.pop(process).send(encode({"kind": "broken", "process": home, "reason": reason, "left": True}))
 
     def _said(self) -> dict[int, str]:
         return {p: entry.what for p, entry in sorted(self._entries.items())}

@@ -147,8 +147,9 @@ class Launcher:
                     new = self._launch(exchange, call, published, into, deadline)
                 exchange.wait(call)
             except BaseException as error:
-                exchange.abort(call, f"jreshard: launching the transfer failed: {str(error) or type(error).__name__}")
-                news.tell(call, str(error) or type(error).__name__)
+                reason = str(error) or type(error).__name__
+                news.tell(call, reason)  # first, for an abort may take seconds, and be interrupted itself
+                exchange.abort(call, f"jreshard: launching the transfer failed: {reason}")
                 if isinstance(error, ValueError | jax.errors.JaxRuntimeError) and _CORE in str(error):
                     # A handler's error, as XLA passes it on where a program runs in the thread that launches it.
                     raise TransferError(str(error)[str(error).index(_CORE) :]) from error
@@ -239,9 +240,9 @@ class Launcher:
 
 
 def _let_run(result: Array, deadline: Deadline) -> None:
-    """Waits until a program has run, or the deadline has passed: what is launched then gets the call's error."""
+    """Waits until a program has run, at most until the deadline: what is launched then gets the call's error."""
     pause = _SHORTEST_PAUSE
-    while not is_ready(result) and deadline.left > pause:
+    while not is_ready(result) and time.monotonic() < deadline.at:
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -83,15 +83,21 @@ class Party:
 
     @contextmanager
     def news(self, deadline: Deadline) -> Iterator["News"]:
-        """What the other processes say of failures while the context is open. To be entered before they agree."""
-        group = None if self.alone else self._joined(deadline)
+        """What the other processes say of failures while the context is open. To be entered before they agree.
+
+        The others count on this process until the context ends without an error, or the failure is told.
+        """
+        if self.alone:
+            yield News(None)
+            return
+        group = self._joined(deadline)
         news = News(group)
-        stop = group.on_failure(news.hear) if group is not None else None
+        stop = group.on_failure(news.hear)
         try:
-            yield news
+            with group.in_call():
+                yield news
         finally:
-            if stop is not None:
-                stop()
+            stop()
 
     def _joined(self, deadline: Deadline) -> Group:
         if self._group is not None and self._group.broken:

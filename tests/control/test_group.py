@@ -2,6 +2,7 @@ import contextlib
 import logging
 import os
 import random
+import socket
 import threading
 
 import pytest
@@ -224,16 +225,88 @@ def test_who_leaves_the_group_is_named_to_all(member):
     groups[2].fail("no memory")  # all have been told already
 
 
+def begin_call(groups):
+    """All agree on something; the first of them has not done it yet."""
+    calls = contextlib.ExitStack()
+    calls.enter_context(groups[0].in_call())
+
+    def take_part(group):
+        with group.in_call():
+            group.gather("x", None, TIMEOUT)
+
+    together(lambda: groups[0].gather("x", None, TIMEOUT), *[lambda g=g: take_part(g) for g in groups[1:]])
+    return calls
+
+
 def test_leaving_is_no_failure_of_what_is_under_way(member):
-    a, b = member(PAIR, 0), member(PAIR, 1)
+    a, b = groups = [member(PAIR, p) for p in PAIR]
     heard = Reasons()
     a.on_failure(heard)
-    b.fail("of this call")  # what the leaver has said before still arrives
-    b.close()
-    with pytest.raises(PeerLost, match="has left the group"):
-        a.gather("the next call", None, TIMEOUT)
+    with begin_call(groups):
+        b.fail("of this call")  # what the leaver has said before still arrives
+        b.close()
+        with pytest.raises(PeerLost, match="has left the group"):
+            a.gather("the next call", None, TIMEOUT)
     a.on_failure(heard)
+    a.close()  # waits for the thread that calls
     assert heard.heard == ["process 1: of this call"]
+
+
+@pytest.mark.parametrize("how", ["die", "close", "fail"])
+def test_who_is_left_still_hears_of_the_others(member, how):
+    a, b, c = groups = [member((0, 1, 2), p) for p in range(3)]
+    heard = Reasons()
+    b.on_failure(heard)
+    with begin_call(groups):
+        c.close()
+        if how == "die":
+            a._stream.sock.shutdown(socket.SHUT_RDWR)
+        elif how == "close":
+            a.close()
+        else:
+            a.fail("no memory")
+        assert heard.wait()[0].startswith("process 0")
+    with pytest.raises(PeerLost):
+        b.gather("x", None, TIMEOUT)
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_who_leaves_in_the_midst_of_what_was_agreed_has_failed(member, done):
+    a, b = groups = [member(PAIR, p) for p in PAIR]
+    heard = Reasons()
+    b.on_failure(heard)
+    calls = begin_call(groups)
+    if done:
+        calls.close()
+        a.close()
+    else:
+        with pytest.raises(KeyboardInterrupt), calls:
+            raise KeyboardInterrupt
+        a.close()
+        assert "has left the group in the midst of a transfer" in heard.wait()[0]
+    with pytest.raises(PeerLost, match="has left the group"):
+        b.gather("x", None, TIMEOUT)
+    b.close()
+    assert len(heard.heard) == (0 if done else 1)
+
+
+def test_a_round_that_did_not_come_about_leaves_nothing_unfinished(member):
+    a, b = member(PAIR, 0), member(PAIR, 1)
+    heard = Reasons()
+    b.on_failure(heard)
+    with begin_call([a, b]):
+        pass
+    for what, timeout, error in (("alone", 0.05, PeerTimeout), ("this", TIMEOUT, MismatchError)):
+        calls = [lambda: b.gather("that", None, TIMEOUT)] if error is MismatchError else []
+
+        def fails(what=what, timeout=timeout):
+            with a.in_call():
+                a.gather(what, None, timeout)
+
+        assert isinstance(together(fails, *calls)[0], error)
+    a.close()
+    b.close()
+    assert heard.heard == []
 
 
 def test_who_subscribes_to_a_broken_group_is_told_at_once(member):

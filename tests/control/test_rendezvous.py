@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 import pytest
-from control.helpers import TIMEOUT, together
+from control.helpers import TIMEOUT, Reasons, together
 
 from jreshard._control import Hub, PeerLost, PeerTimeout, rendezvous
 from jreshard._control.rendezvous import _Job, _means_loopback, _own_address
@@ -89,6 +89,18 @@ def test_a_broken_group_is_made_anew(job):
     new = connect(first), connect(second)
     assert new[0] is not old[0]
     meet(*new)
+
+
+def test_the_process_of_the_hub_leaves_first(job):
+    first, second = job(0), job(1)
+    heard = Reasons()
+    meet(connect(first), group := connect(second))
+    group.on_failure(heard)
+    first.close()
+    with pytest.raises(PeerLost, match=r"process 0 .* has left the group"):
+        group.gather("x", None, TIMEOUT)
+    group.close()
+    assert heard.heard == []
 
 
 def test_what_a_dead_hub_has_published_is_read_anew(job):

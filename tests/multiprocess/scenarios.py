@@ -368,6 +368,31 @@ def a_process_leaves_early() -> None:
             jreshard.transfer(params, src, dst, **OPTIONS)
 
 
+def a_process_is_interrupted() -> None:
+    """It ends when the others count on it, before it has begun."""
+    last = jax.device_count() - 1
+    src, dst = on([last], WHOLE), on([0], WHOLE)
+    params = place(tree(), src)
+    jreshard.transfer(params, src, dst, **OPTIONS)
+    client, meet = _compat.distributed_client(), Launcher._meet
+
+    def interrupt(*arguments: Any) -> Any:
+        meet(*arguments)
+        raise KeyboardInterrupt
+
+    if jax.process_index() == 1:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Launcher, "_meet", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                jreshard.transfer(params, src, dst, **OPTIONS)
+        rendezvous._close_job()  # as at exit
+        assert _compat.coordination_get(client, "told", OPTIONS["timeout"])
+    else:  # not when the timeout is over
+        with pytest.raises(jreshard.TransferError, match=r"process 1 .* has left the group in the midst"):
+            jax.block_until_ready(jreshard.transfer(params, src, dst, **OPTIONS))
+        _compat.coordination_set(client, "told", "yes")
+
+
 def survivors_go_on() -> None:
     """A process is killed while transfers run: the others raise, and those among them work on."""
     ids = list(range(jax.device_count()))

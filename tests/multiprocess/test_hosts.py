@@ -34,6 +34,7 @@ def test_four_processes() -> None:
 
 def test_a_process_leaves_early() -> None:
     processes.check(processes.run("a_process_leaves_early", devices=(1, 1, 1)))
+    processes.check(processes.run("a_process_is_interrupted"))
 
 
 def test_survivors_go_on() -> None:
