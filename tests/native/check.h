@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <functional>
@@ -10,6 +11,14 @@
 #include <mutex>
 #include <optional>
 #include <string>
+
+// From one random plan to the next. Under ThreadSanitizer some have to do: all of them take minutes. Some tests vary
+// with the seed's parity and with its remainder by three: with this stride all of these still come up.
+#ifdef __SANITIZE_THREAD__
+constexpr uint32_t kSeedStride = 5;
+#else
+constexpr uint32_t kSeedStride = 1;
+#endif
 
 inline std::mutex check_mutex;
 inline int checks_failed = 0;

@@ -11,13 +11,6 @@ using jreshard::NcclExchange;
 
 namespace {
 
-// Under ThreadSanitizer every third plan has to do: all of them take minutes.
-#ifdef __SANITIZE_THREAD__
-constexpr uint32_t kStride = 3;
-#else
-constexpr uint32_t kStride = 1;
-#endif
-
 int draw(std::mt19937& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
 
 // Ranks dealt out to processes, each of which has one at least.
@@ -68,7 +61,7 @@ void call_from_one_thread(NcclWorld& world, Transfers& t, uint32_t id, std::mt19
 }
 
 void test_random_plans() {
-  for (uint32_t seed = 1; seed <= 24; seed += kStride) {
+  for (uint32_t seed = 1; seed <= 24; seed += kSeedStride) {
     std::mt19937 random(seed);
     const int ranks = draw(random, 1, 4);
     NcclWorld world(random_processes(random, ranks), seed);
@@ -90,7 +83,7 @@ void test_random_plans() {
 
 void test_processes_with_threads() {
   size_t messages = 0;
-  for (uint32_t seed = 1; seed <= 8; seed += kStride) {
+  for (uint32_t seed = 1; seed <= 8; seed += kSeedStride) {
     std::mt19937 random(seed);
     const int ranks = draw(random, 2, 4);
     NcclWorld world(random_processes(random, ranks), seed);
@@ -116,7 +109,7 @@ void test_processes_with_threads() {
 
 // Replicas that complete each other, in boxes of every kind, with slots that are used many times over.
 void test_replicas() {
-  for (uint32_t seed = 1; seed <= 16; seed += kStride) {
+  for (uint32_t seed = 1; seed <= 16; seed += kSeedStride) {
     std::mt19937 random(seed);
     const bool large = seed > 8;
     const int ranks = draw(random, 2, 5);
