@@ -190,6 +190,7 @@ class _Session:
         print(f"{what}; the last it printed:\n{lost.tail}", file=sys.stderr)
         self.listener.lose(what)
         if unit is None:
+            self.left = []  # for another reason than time
             return False  # it does not even start
         error = _without_paths(f"{lost}: {_last_line(lost.tail)}")
         if contender is None:

@@ -37,7 +37,7 @@ def play(what):
     if do == "crash":
         os.abort()
 
-play("start")
+play("start again" if config["skipped"] else "start")
 if plays.get("start") == "refuse":
     tell("refuse", text="2 devices are needed")
     sys.exit()
@@ -189,6 +189,13 @@ def test_a_case_that_cannot_be_prepared_is_left_out(play: Any) -> None:
     assert "ended with status 3" in log.units["a"]["error"]
     assert log.units["a"]["contenders"] == {}
     assert set(log.units["b"]["contenders"]) == {"x", "y"}
+
+
+def test_one_that_does_not_start_again_is_no_lack_of_time(play: Any) -> None:
+    play({"a y": "die", "start again": "die"})
+    log = run()
+    assert len(log.losses) == 2
+    assert log.left == []
 
 
 def test_a_process_that_does_not_start_ends_the_run(play: Any) -> None:

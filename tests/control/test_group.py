@@ -305,7 +305,9 @@ def test_a_round_that_did_not_come_about_leaves_nothing_unfinished(member):
 
         assert isinstance(together(fails, *calls)[0], error)
     a.close()
-    b.close()
+    with pytest.raises(PeerLost, match=r"has left the group$"):
+        b.gather("x", None, TIMEOUT)
+    b.close()  # waits for the thread that calls
     assert heard.heard == []
 
 
