@@ -5,8 +5,8 @@
 Moves arrays that are too small for their bytes to matter, into old ones, and splits the time from call to ready: what
 Python does before the first launch, the launch of each program, the rest until the call returns, and from there until
 JAX tells that all is ready. Beside it, what a program of as many operands costs that does nothing: no transfer that
-makes JAX arrays can take less. Medians in microseconds. Uses two devices of the default backend, simulated ones where
-there is only a CPU.
+makes JAX arrays can take less. Medians in microseconds. Uses two devices of the default backend, or the one that there
+is; simulated ones where there is only a CPU.
 """
 
 import argparse
@@ -54,9 +54,11 @@ class Stopwatch:
 
 
 def layouts() -> dict[str, tuple[NamedSharding, NamedSharding]]:
-    first, second = np.array(jax.devices()[:1]), np.array(jax.devices()[1:2])
-    both = Mesh(np.array(jax.devices()[:2]), ("x",))
-    one, other = (NamedSharding(Mesh(devices, ("x",)), P()) for devices in (first, second))
+    devices = jax.devices()
+    one, other = (NamedSharding(Mesh(np.array([device]), ("x",)), P()) for device in (devices[:2][0], devices[:2][-1]))
+    if len(devices) == 1:
+        return {"0 -> 0": (one, one)}
+    both = Mesh(np.array(devices[:2]), ("x",))
     return {
         "0 -> 1": (one, other),
         "{0,1} rows -> columns": (NamedSharding(both, P("x")), NamedSharding(both, P(None, "x"))),

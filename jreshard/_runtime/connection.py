@@ -8,6 +8,7 @@ from jreshard._deadline import Deadline
 from jreshard._planning.route import Route
 from jreshard._runtime import links, nccl
 from jreshard._runtime.communicator import Communicator, communicator_over, join, unique_id
+from jreshard._runtime.driver import open_driver
 from jreshard._runtime.native import Exchange
 from jreshard._runtime.party import Party
 
@@ -81,6 +82,8 @@ class NcclConnection:
             _check_same(fact, {process: answer[fact] for process, answer in answers.items()})
         if not all(answer["ready"] for answer in answers.values()):
             shared = found is not None and all(answer["communicator"] == found.name for answer in answers.values())
+            if not shared:
+                self._check_apart(deadline)
             self._prepare(found if shared else None, deadline)
         return self._opened, Exchange.agree_on_call(answer["call"] for answer in answers.values())
 
@@ -104,6 +107,23 @@ class NcclConnection:
             self._communicator = joined
 
         self._party.all_or_none("connect over NCCL", prepare, deadline)
+
+    def _check_apart(self, deadline: Deadline) -> None:
+        """Refuses GPUs that several processes have: a communicator takes each once."""
+        mine = [device for device in self._route.devices if device.process_index == self._party.process]
+
+        def uuids() -> list[str]:
+            driver = open_driver()
+            return [driver.uuid(device.local_hardware_id) for device in mine]
+
+        owners: dict[str, int] = {}
+        for process, found in self._party.all_or_none("name the GPUs", uuids, deadline).items():
+            for uuid in found:
+                if (owner := owners.setdefault(uuid, process)) != process:
+                    raise RuntimeError(
+                        f"jreshard: process {owner} and process {process} share a GPU, which NCCL does not take twice; "
+                        "use transport='p2p'"
+                    )
 
     @property
     def _opened(self) -> Exchange:

@@ -82,6 +82,12 @@ class Driver:
         self.call("cuDeviceGetPCIBusId", text, len(text), ordinal)
         return text.value.decode()
 
+    def uuid(self, ordinal: int) -> str:
+        """What tells the GPU from all others, in 32 hex digits; a MIG instance has its own."""
+        digits = ctypes.create_string_buffer(16)
+        self.call("cuDeviceGetUuid_v2", digits, ordinal)
+        return digits.raw.hex()
+
     def can_access_peer(self, reader: int, owner: int) -> bool:
         """Whether one GPU can be given access to the memory of the other."""
         value = ctypes.c_int()

@@ -27,6 +27,7 @@ def run(
     platform: str = "cpu",
     transport: str = "auto",
     isolated: bool = False,
+    shared: bool = False,
     patience: float = PATIENCE,
 ) -> list[Outcome]:
     """How the processes end that run some functions of scenarios.py one after the other, one for each of `devices`.
@@ -37,6 +38,7 @@ def run(
         platform: `"cpu"` or `"cuda"`.
         transport: what the transfers are told to use.
         isolated: whether a process sees only its own GPUs, rather than choosing them among all.
+        shared: whether all processes have the same GPU, the first, and a part of its memory each.
         patience: seconds after which processes that have not ended are killed.
     """
     port = _free_port()
@@ -44,8 +46,9 @@ def run(
     first = 0
     for process, count in enumerate(devices):
         own = ",".join(map(str, range(first, first + count)))
-        first += count
-        environment = {**os.environ, "JAX_PLATFORMS": platform, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}
+        first += 0 if shared else count
+        memory = 0.8 / len(devices) if shared else 0.4
+        environment = {**os.environ, "JAX_PLATFORMS": platform, "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{memory:.2f}"}
         environment["JRESHARD_TEST_TRANSPORT"] = transport
         environment["JRESHARD_TEST_PATIENCE"] = str(patience)
         arguments = [",".join(scenarios), str(process), str(len(devices)), str(port), platform, str(count)]

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from repeats import clock, repeats
@@ -311,6 +310,17 @@ def a_process_is_late() -> None:
     oracle.assert_tree_holds(got, host, dst)
 
 
+def a_gpu_is_shared() -> None:
+    """NCCL takes a GPU once only, which is told and does no harm."""
+    last = jax.device_count() - 1
+    src, dst = on([0], WHOLE), on([last], WHOLE)
+    host = tree()
+    with pytest.raises(RuntimeError, match=r"process 0 and process 1 share a GPU.*transport='p2p'"):
+        jreshard.transfer(place(host, src), src, dst, **{**OPTIONS, "transport": "nccl"})
+    got = jreshard.transfer(place(host, src), src, dst, **{**OPTIONS, "transport": "auto"})
+    oracle.assert_tree_holds(got, host, dst)
+
+
 def a_process_dies_while_others_wait() -> None:
     last = jax.device_count() - 1
     src, dst = on([0], WHOLE), on([last], WHOLE)
@@ -484,10 +494,11 @@ def connects_again_and_again() -> None:
     all_ids = list(range(last + 1))
     src, dst = on(all_ids, ROWS), on(all_ids, COLS)
     host = tree()
+    client = _compat.distributed_client()
     params, got, before = place(host, src), None, None
     for i in range(repeats(10, 100)):
         got = jax.block_until_ready(jreshard.transfer(params, src, dst, into=got, **OPTIONS))
-        multihost_utils.sync_global_devices("everybody has read")
+        client.wait_at_barrier(f"everybody has read {i}", round(1000 * OPTIONS["timeout"]))
         for process in range(jax.process_count()):
             if process != jax.process_index():
                 disconnect_process(process)
