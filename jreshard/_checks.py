@@ -13,7 +13,7 @@ from jreshard._compat import deleted_among, is_array
 from jreshard._leaves import LeafErrors, Path, describe, match_structure, paths_of
 from jreshard._planning.route import Target
 from jreshard._runtime.memory import shared_memory
-from jreshard._sources import Source, check_whole_numbers, facts_of, read_source
+from jreshard._sources import Signature, Source, check_whole_numbers, facts_of, read_source
 
 
 def check_timeout(timeout: float) -> None:
@@ -24,12 +24,13 @@ def check_timeout(timeout: float) -> None:
         raise ValueError(f"timeout is {timeout!r}; expected a finite positive number of seconds")
 
 
-def check_leaves(leaves: Sequence[Any], treedef: Any, params: Any, planned: Any, sources: Sequence[Source]) -> None:
+def check_leaves(leaves: Sequence[Any], treedef: Any, params: Any, planned: Signature) -> None:
     """Refuses a tree other than the one that the plan was made for, naming every leaf that differs."""
     errors = LeafErrors("execute")
-    if treedef != planned:
-        _refuse_structure(params, jax.tree.unflatten(planned, sources), ("params", "the plan"), errors)
-    if facts_of(leaves) == tuple([(s.shape, s.dtype, s.sharding) for s in sources]) and not any(deleted_among(leaves)):
+    sources = planned.sources
+    if treedef != planned.treedef:
+        _refuse_structure(params, jax.tree.unflatten(planned.treedef, sources), ("params", "the plan"), errors)
+    if facts_of(leaves) == planned.facts and not any(deleted_among(leaves)):
         return
     suspects = [i for i, x in enumerate(leaves) if not (is_array(x) and _matches(x, sources[i]))]
     paths = paths_of(params) if suspects else []

@@ -3,14 +3,15 @@
 Tried on jax 0.10.2, 0.11.2 and 0.12.0.1.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
 import jax._src.config
 import jax._src.core
 import jax._src.distributed
+import jax._src.lib
 import jaxlib._jax
 import numpy as np
 from jax.sharding import Mesh
@@ -35,13 +36,24 @@ def launching() -> Iterator[None]:
     The call's number comes from the host, which is not what a transfer guard is set against; NaNs among the weights are
     moved like all other values.
     """
-    with jax.transfer_guard("allow"):
-        config: Any = jax.config  # its flags are not in JAX's types
+    config: Any = jax.config  # its flags are not in JAX's types
+    with ExitStack() as stack:  # what is not needed costs several times the check
+        if _transfers_are_guarded():
+            stack.enter_context(jax.transfer_guard("allow"))
         if config.jax_debug_nans or config.jax_debug_infs or config.jax_disable_jit:
-            with jax.debug_nans(False), jax.debug_infs(False), jax.disable_jit(False):
-                yield
-        else:
-            yield
+            for flag in (jax.debug_nans, jax.debug_infs, jax.disable_jit):
+                stack.enter_context(flag(False))
+        yield
+
+
+def _transfers_are_guarded() -> bool:
+    """Whether a transfer guard may be on, for this thread or for all."""
+    guard = jax._src.lib.guard_lib
+    states = guard.thread_local_state(), guard.global_state()
+    levels = {
+        level for state in states for level in (state.host_to_device, state.device_to_device, state.device_to_host)
+    }
+    return not levels <= {None, guard.TransferGuardLevel.ALLOW}
 
 
 def is_tracing() -> bool:
@@ -57,9 +69,14 @@ def is_array(x: Any) -> bool:
     return type(x) is jaxlib._jax.ArrayImpl or (isinstance(x, jax.Array) and not is_tracer(x))
 
 
+def are_plain_arrays(leaves: Iterable[Any]) -> bool:
+    """Whether all are arrays that exist, and none a PRNG key, which JAX wraps."""
+    return set(map(type, leaves)) == {jaxlib._jax.ArrayImpl}
+
+
 def deleted_among(leaves: Sequence[Any]) -> list[bool]:
     """For each leaf whether it is an array whose memory is gone; twice on the way of every leaf of every transfer."""
-    if set(map(type, leaves)) == {jaxlib._jax.ArrayImpl}:
+    if are_plain_arrays(leaves):
         return list(map(jaxlib._jax.ArrayImpl.is_deleted, leaves))  # a third of the time of the line below
     return [is_array(x) and x.is_deleted() for x in leaves]
 
@@ -80,6 +97,15 @@ def is_ready(x: Any) -> bool:
     return bool(_plain(x).is_ready())
 
 
+def addresses_of(x: Any) -> list[int]:
+    """Of the shards in this process, each in its device's memory. Waits until the array is computed.
+
+    Of the public ways to a shard `addressable_shards` takes up to ten times as long, and `addressable_data` gives one
+    replica for all.
+    """
+    return [shard.unsafe_buffer_pointer() for shard in _plain(x)._arrays]
+
+
 def row_major(x: Any) -> bool:
     """Whether the array lies in the default device-local layout; JAX's types do not know `format`."""
     plain = _plain(x)
@@ -89,6 +115,8 @@ def row_major(x: Any) -> bool:
 
 def _plain(x: Any) -> Any:
     """The words of a PRNG key array, which has not all the methods of others; any other array itself."""
+    if type(x) is jaxlib._jax.ArrayImpl:
+        return x
     return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 

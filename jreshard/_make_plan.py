@@ -12,12 +12,12 @@ from jax.sharding import Mesh, NamedSharding
 from jreshard._layout import AnyMesh, LayoutError, layout_of_sharding
 from jreshard._leaves import FlatTree, LeafErrors, Path, PathText, describe, match_shardings
 from jreshard._paper import on_paper
-from jreshard._plan import Plan, Signature
+from jreshard._plan import Plan
 from jreshard._planning.route import Leaf, Route, Target
 from jreshard._planning.spread import Spread, take_turns
 from jreshard._runtime.party import Party
 from jreshard._runtime.transform import SourceTransform, Transform, cast_floating, device_sets
-from jreshard._sources import Source, alias_pattern, read_source
+from jreshard._sources import Signature, Source, alias_pattern, read_source
 from jreshard._wire import UNUSABLE
 
 # What is computed with in 64 bits stays exact below these.

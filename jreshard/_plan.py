@@ -29,7 +29,7 @@ from jreshard._planning.topology import Placement, Topology
 from jreshard._runtime.execution import Execution
 from jreshard._runtime.transform import SourceTransform
 from jreshard._runtime.transport import choose_transport
-from jreshard._sources import Source, alias_pattern
+from jreshard._sources import Signature, alias_pattern
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,21 +71,6 @@ class Part:
     moves: tuple[Moves, ...]
     nbytes: tuple[np.ndarray, ...]
     leaf: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Signature:
-    """What a plan was made for: the tree handed over, before any transform.
-
-    Attributes:
-        treedef: its structure.
-        sources: what each leaf is.
-        pattern: which leaves are the same array (`alias_pattern`).
-    """
-
-    treedef: Any
-    sources: tuple[Source, ...]
-    pattern: tuple[int, ...] | None
 
 
 class Plan:
@@ -137,7 +122,7 @@ class Plan:
             ValueError: `params` differs from the tree that the plan was made for.
         """
         leaves, treedef = jax.tree.flatten(params)
-        check_leaves(leaves, treedef, params, self._signature.treedef, self._signature.sources)
+        check_leaves(leaves, treedef, params, self._signature)
         if alias_pattern(leaves) != self._signature.pattern:
             return self._replan(params).execute(
                 params, donate=donate, into=into, verify=verify, timeout=timeout, transport=transport

@@ -1,7 +1,11 @@
 """What is handed over to be moved: which leaves are arrays on devices, which values of the host, which neither."""
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -9,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from jreshard._compat import is_array, is_tracer, row_major
+from jreshard._compat import are_plain_arrays, is_array, is_tracer, row_major
 from jreshard._leaves import LeafErrors, Path, describe
 from jreshard._wire import UNUSABLE
 
@@ -152,8 +156,63 @@ def named_sharding(sharding: Sharding) -> NamedSharding | None:
     return None
 
 
-def facts_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
+Facts = tuple[tuple[Any, ...], ...]
+
+
+class _FactsSeen:
+    """The facts of trees seen last, by the very objects that describe their arrays, which cost less to gather.
+
+    Results of a compiled function have the same ones from call to call.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._seen: OrderedDict[tuple[int, ...], tuple[Facts, Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, arrays: Sequence[Any]) -> Facts:
+        describing = [*map(_AVAL, arrays), *map(_SHARDING, arrays)]
+        key = tuple(map(id, describing))
+        with self._lock:
+            if found := self._seen.get(key):
+                self._seen.move_to_end(key)
+                return found[0]
+        facts = tuple([(x.shape, x.dtype, x.sharding) for x in arrays])
+        with self._lock:
+            self._seen[key] = facts, describing  # an id stands for an object as long as that lives
+            while len(self._seen) > self._capacity:
+                self._seen.popitem(last=False)
+        return facts
+
+
+_AVAL, _SHARDING = attrgetter("aval"), attrgetter("sharding")
+_seen = _FactsSeen(16)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a plan was made for: the tree handed over, before any transform.
+
+    Attributes:
+        treedef: its structure.
+        sources: what each leaf is.
+        pattern: which leaves are the same array (`alias_pattern`).
+    """
+
+    treedef: Any
+    sources: tuple[Source, ...]
+    pattern: tuple[int, ...] | None
+
+    @cached_property
+    def facts(self) -> Facts:
+        """`facts_of` such leaves, if all are arrays."""
+        return tuple([(s.shape, s.dtype, s.sharding) for s in self.sources])
+
+
+def facts_of(leaves: Sequence[Any]) -> Facts:
     """What tells leaves apart for planning: shape, dtype and sharding of an array. On the way of every transfer."""
+    if are_plain_arrays(leaves):
+        return _seen.of(leaves)
     return tuple([(x.shape, x.dtype, x.sharding) if is_array(x) else _host_facts(x) for x in leaves])
 
 

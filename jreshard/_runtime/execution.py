@@ -23,8 +23,10 @@ from jreshard._runtime.verify import boxes_of, checksums, compare
 from jreshard._sources import lies_elsewhere
 
 _RESULTS_KNOWN = 4  # as many buffers as a caller may use in turn without slow checks
-_HEAD_START = 64  # leaves that go ahead
-_HEAD_START_BYTES = 1 << 28  # of a route that is worth it: launching it takes as long as copying some hundred MB
+_FIRST_PART = 16  # leaves that are launched first
+# What launching a part takes, by itself and for each leaf, and how fast NVLink copies: on a host with H200s
+# (benchmarks/launch.py). Where copying is slower, there is more time to launch.
+_PART_SECONDS, _LEAF_SECONDS, _COPY_RATE = 4e-4, 12e-6, 4e11
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,9 @@ class Execution:
     def returned(self, arrays: Sequence[Any]) -> bool:
         """Whether these are the very arrays of one of the last results: none of them has another's memory."""
         return any(
-            len(arrays) == len(last) and all([ref() is x for ref, x in zip(last, arrays, strict=True)])
+            len(arrays) == len(last)
+            and (not last or last[0]() is arrays[0])
+            and all([ref() is x for ref, x in zip(last, arrays, strict=True)])
             for last in self._returned
         )
 
@@ -194,15 +198,29 @@ def _place_shards(value: np.ndarray, sharding: NamedSharding) -> Array:
 def _parts(route: Route, transport: str) -> list[Route]:
     """The route in the parts in which it is launched.
 
-    Within a process GPUs copy while the host launches: the largest leaves go ahead, and the others are launched
-    meanwhile.
+    Within a process GPUs copy while the host launches: the largest leaves go first, few of them, and each part after
+    that has as many as can be launched while the one before is copied.
     """
     sizes = np.array([route.kinds[kind].nbytes for kind in route.kind_of])
     alone = all(device.process_index == route.devices[0].process_index for device in route.devices)
-    if transport != "p2p" or not alone or len(sizes) < 2 * _HEAD_START or sizes.sum() < _HEAD_START_BYTES:
+    if transport != "p2p" or not alone or len(sizes) < 4 * _FIRST_PART:
         return [route]
     largest_first = np.argsort(-sizes, kind="stable")
-    return [route.part(sorted(some.tolist())) for some in np.split(largest_first, [_HEAD_START])]
+    cuts = _cuts(sizes[largest_first] / len(route.dst_ranks) / _COPY_RATE)
+    return [route.part(sorted(some.tolist())) for some in np.split(largest_first, cuts)] if cuts else [route]
+
+
+def _cuts(seconds: np.ndarray) -> list[int]:
+    """Where the parts after the first begin, given what copying each leaf takes."""
+    cuts: list[int] = []
+    begin, end = 0, _FIRST_PART
+    while end < len(seconds):
+        fits = int((seconds[begin:end].sum() - _PART_SECONDS) / _LEAF_SECONDS)
+        if fits < end - begin:  # copying does not cover the launching any more
+            break
+        cuts.append(end)
+        begin, end = end, end + fits
+    return cuts
 
 
 def _in_the_memory_of(old: Array, new: Array) -> Array:

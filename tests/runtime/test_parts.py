@@ -16,9 +16,11 @@ LEAVES = 20
 
 
 @pytest.fixture
-def small_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "_HEAD_START", 8)
-    monkeypatch.setattr(execution, "_HEAD_START_BYTES", 1)
+def three_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5, 8 and 7 leaves: launching eight takes as long as copying the first five, or the eight after them."""
+    monkeypatch.setattr(execution, "_FIRST_PART", 5)
+    monkeypatch.setattr(execution, "_PART_SECONDS", 0.0)
+    monkeypatch.setattr(execution, "_LEAF_SECONDS", 180 / execution._COPY_RATE)
 
 
 def shardings() -> tuple[NamedSharding, NamedSharding]:
@@ -33,21 +35,36 @@ def tree() -> dict[str, np.ndarray]:
     return {f"w{i:02}": oracle.values((2 * n, 4), np.float32, i) for i, n in enumerate(sizes.tolist())}
 
 
-@pytest.mark.usefixtures("small_head_start")
-def test_the_largest_leaves_go_ahead() -> None:
+@pytest.mark.usefixtures("three_parts")
+def test_the_largest_leaves_go_first() -> None:
     src, dst = shardings()
     (route,) = jreshard.plan(jax.device_put(tree(), src), src, dst).routes
-    ahead, rest = execution._parts(route, "p2p")
-    sizes = [[np.prod(leaf.shape) for leaf in part.leaves] for part in (ahead, rest)]
-    assert [len(part.leaves) for part in (ahead, rest)] == [8, LEAVES - 8]
-    assert min(sizes[0]) >= max(sizes[1])
-    assert sorted(leaf.index for part in (ahead, rest) for leaf in part.leaves) == list(range(LEAVES))
-    for part in (ahead, rest):
+    parts = execution._parts(route, "p2p")
+    assert [len(part.leaves) for part in parts] == [5, 8, 7]
+    sizes = [np.prod(leaf.shape) for part in parts for leaf in part.leaves]
+    assert min(sizes[:5]) >= max(sizes[5:])
+    assert min(sizes[5:13]) >= max(sizes[13:])
+    assert sorted(leaf.index for part in parts for leaf in part.leaves) == list(range(LEAVES))
+    for part in parts:
         for i, leaf in enumerate(part.leaves):
             assert part.moves_of(i) is route.moves_of(route.leaves.index(leaf))
 
 
-@pytest.mark.usefixtures("small_head_start")
+def test_parts_are_launched_while_the_one_before_is_copied() -> None:
+    def copied(leaves: int, nbytes: int) -> np.ndarray:
+        return np.full(leaves, nbytes / execution._COPY_RATE)
+
+    assert execution._cuts(copied(400, 20 << 20)) == [16, 52, 175]
+    assert execution._cuts(copied(2000, 16 << 10)) == []  # launching takes longer in any case
+    for seconds in (copied(400, 20 << 20), copied(291, 55 << 20), copied(3000, 24 << 20)):
+        cuts = execution._cuts(seconds)
+        assert cuts[0] == execution._FIRST_PART
+        parts = np.split(seconds, cuts)
+        for one, after in zip(parts, parts[1:], strict=False):
+            assert execution._PART_SECONDS + len(after) * execution._LEAF_SECONDS <= one.sum()
+
+
+@pytest.mark.usefixtures("three_parts")
 @pytest.mark.parametrize("transport", ["host", "nccl"])
 def test_other_transports_take_the_whole_route(transport: str) -> None:
     src, dst = shardings()
@@ -56,7 +73,7 @@ def test_other_transports_take_the_whole_route(transport: str) -> None:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, small_head_start: None) -> list[Any]:
+def made(monkeypatch: pytest.MonkeyPatch, three_parts: None) -> list[Any]:
     """Has transfers between CPU devices made in parts, which are then in the list."""
     parts_of, made = execution._parts, []
 
@@ -77,7 +94,7 @@ def test_a_layout_that_does_not_fit_is_found_before_any_part_moves(made: list[An
     bad = {**old, last: jax.device_put(np.asarray(old[last]), Format(Layout((1, 0)), dst))}
     with pytest.raises(ValueError, match=rf"into\['{last}'\]: has another device-local layout"):
         plan.execute(params, into=bad)
-    assert len(made[0]) == 2
+    assert len(made[0]) == 3
     assert not any(array.is_deleted() for array in bad.values())
 
 
@@ -90,4 +107,4 @@ def test_parts_make_up_the_whole(made: list[Any]) -> None:
     for _ in range(2):
         old = plan.execute(params, into=old, verify=True)
         oracle.assert_tree_holds(old, host, dst)
-    assert [len(some) for some in made] == [2]
+    assert [len(some) for some in made] == [3]
