@@ -81,7 +81,8 @@ class Plan:
     Attributes:
         targets: the leaves of the result: path, shape, dtype, shardings.
         routes: the leaves grouped by (source mesh, destination mesh), each with its moves.
-        devices: the device of each rank: those of the source meshes first, then the others.
+        devices: the device of each rank: those of the source meshes first, then the others. Meshes of which only leaves
+            without elements lie on are not counted.
         topology: the links that it was made for, or `None`.
     """
 

@@ -117,9 +117,11 @@ def is_key(array: Any) -> bool:
 
 
 def raw_bytes(array: Any) -> np.ndarray:
-    """A copy of an array's bytes: a view would pin the buffer and defeat a later donation."""
+    """A copy of an array's bytes: a view, which JAX may keep, would pin the buffer and defeat a later donation."""
     if isinstance(array, jax.Array) and is_key(array):
         array = jax.random.key_data(array)
+    if isinstance(array, jax.Array):
+        array = jax.device_put(array, array.sharding, may_alias=False)
     return np.ascontiguousarray(np.asarray(array)).reshape(-1).view(np.uint8).copy()
 
 

@@ -121,9 +121,10 @@ def test_mixed_dtypes_in_one_tree():
 @pytest.mark.parametrize("impl", KEY_WORDS)
 def test_keys(impl):
     src, dst = mesh([0, 1, 2, 3], x=2, y=2), mesh([2, 3, 4, 5], x=2, y=2)
-    shapes = {"one": (), "row": (4,), "grid": (4, 8)}
-    src_shardings = {"one": named(src), "row": named(src, ("x", "y")), "grid": named(src, "x", "y")}
+    shapes = {"one": (), "row": (4,), "grid": (4, 8), "none": (0, 4)}
+    src_shardings = {"one": named(src), "row": named(src, ("x", "y")), "grid": named(src, "x", "y"), "none": named(src)}
     dst_shardings = {"one": named(dst), "row": named(dst, "y"), "grid": named(dst, None, ("y", "x"))}
+    dst_shardings["none"] = named(dst, "x", "y")
     for seed in range(ROUNDS):
         data = {label: values((*shape, KEY_WORDS[impl]), np.uint32, seed=seed) for label, shape in shapes.items()}
         keys = {label: put(wrapped_keys(data[label], impl), src_shardings[label]) for label in shapes}

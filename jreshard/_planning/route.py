@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -61,13 +60,11 @@ class Target(NamedTuple):  # for the same reason
 
     @property
     def is_made_in_place(self) -> bool:
-        """Whether it is an empty array that takes no part in the programs.
+        """Whether it is an array without elements, which takes no part in the programs.
 
-        Over several processes XLA crashes where it compiles custom calls on GPUs with such operands (jaxlib 0.11.2).
+        There is nothing to move, and XLA crashes where it compiles them with such operands (jaxlib 0.11.2).
         """
-        if self.src is None or 0 not in self.shape or jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
-            return False
-        return any(isinstance(s.mesh, Mesh) and not s.is_fully_addressable for s in (self.src, self.dst))
+        return self.src is not None and 0 in self.shape
 
 
 @dataclass(frozen=True)

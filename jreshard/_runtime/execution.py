@@ -21,6 +21,7 @@ from jreshard._runtime.launch import Launcher
 from jreshard._runtime.transform import SourceTransform
 from jreshard._runtime.verify import boxes_of, checksums, compare
 from jreshard._sources import lies_elsewhere
+from jreshard._wire import wire_of
 
 _RESULTS_KNOWN = 4  # as many buffers as a caller may use in turn without slow checks
 _FIRST_PART = 16  # leaves that are launched first
@@ -103,7 +104,7 @@ class Execution:
             reuse = into is not None and not _far({0: dst}) and not lies_elsewhere(dst)
             out[i] = _in_the_memory_of(into[i], value) if into is not None and reuse else value
         for i in self._empty:
-            out[i] = _place_shards(np.zeros(self._targets[i].shape, self._targets[i].dtype), self._targets[i].dst)
+            out[i] = _make_empty(self._targets[i])
         for i in self._shared:
             out[i] = out[self._targets[i].same_as]
         if into is not None:
@@ -185,6 +186,19 @@ class Execution:
             # On CPU the first device_put lends NumPy's memory, which its owner may write to.
             placed[i] = jax.device_put(lent, target.dst, may_alias=False)
         return placed
+
+
+def _make_empty(target: Target) -> Array:
+    """The array of a target without elements."""
+    wire = wire_of(target.dtype)
+    empty = _place_shards(np.zeros(target.shape + wire.tail, wire.array_dtype), target.dst)
+    if not wire.tail:
+        return empty
+    if not empty.addressable_shards:
+        return jax.make_array_from_single_device_arrays(target.shape, target.dst, [], dtype=target.dtype)
+    with own_tracing_context():
+        keys: Array = jax.jit(wire.decode, out_shardings=target.dst)(empty)
+        return keys
 
 
 def _place_shards(value: np.ndarray, sharding: NamedSharding) -> Array:

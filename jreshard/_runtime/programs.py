@@ -167,22 +167,18 @@ class Programs:
             items = self._items[leaves]
             specs = [item.leaf.dst.spec for item in items]
             old_specs = specs[: len(old[leaves])]  # none where there are no old arrays
-            # XLA makes arrays without elements by itself, whenever it likes; without others nobody reads anything.
-            full = next((i for i, item in enumerate(items) if 0 not in item.leaf.shape), None)
-            last_spec = _ALIKE if self._in_order or full is None else specs[full]
-            body = partial(self._receive_chunk, chunk, items, full)
-            mapped = _shard_map(body, self._dst, [_ALIKE, *old_specs], (specs, last_spec))
+            last_spec = _ALIKE if self._in_order else specs[0]
+            mapped = _shard_map(
+                partial(self._receive_chunk, chunk, items), self._dst, [_ALIKE, *old_specs], (specs, last_spec)
+            )
             some, last = mapped(call, *old[leaves])
             if self._in_order:
                 call = last  # what the next chunk waits for
             new += some
-            if self._in_order or full is not None:
-                arrived.append((last, last_spec))
+            arrived.append((last, last_spec))
         return new, arrived
 
-    def _receive_chunk(
-        self, chunk: int, items: Sequence[_Item], full: int | None, call: Array, *old: Array
-    ) -> tuple[list[Array], Array]:
+    def _receive_chunk(self, chunk: int, items: Sequence[_Item], call: Array, *old: Array) -> tuple[list[Array], Array]:
         given = zip(items, old, strict=False)
         reused = {j: item.wire.encode(x) for j, (item, x) in enumerate(given) if not item.wire.converts}
         aliases = {1 + position: j for position, j in enumerate(reused)}
@@ -190,7 +186,7 @@ class Programs:
         token = [_TOKEN] if self._in_order else []
         receive = _ffi(RECEIVE, [*structs, *token], input_output_aliases=aliases)
         wires = list(receive(call, *reused.values(), key=self._key, chunk=np.int64(chunk)))
-        last = wires.pop() if self._in_order else call if full is None else wires[full]
+        last = wires.pop() if self._in_order else wires[0]
         return [item.wire.decode(wire) for item, wire in zip(items, wires, strict=True)], last
 
     def _release(self, mesh: Mesh, call: Array, arrived: Sequence[tuple[Array, PartitionSpec]]) -> Any:

@@ -1,5 +1,6 @@
 """Routes that are launched in parts, as those between GPUs of one process are."""
 
+import itertools
 from typing import Any
 
 import jax
@@ -60,7 +61,7 @@ def test_parts_are_launched_while_the_one_before_is_copied() -> None:
         cuts = execution._cuts(seconds)
         assert cuts[0] == execution._FIRST_PART
         parts = np.split(seconds, cuts)
-        for one, after in zip(parts, parts[1:], strict=False):
+        for one, after in itertools.pairwise(parts):
             assert execution._PART_SECONDS + len(after) * execution._LEAF_SECONDS <= one.sum()
 
 
