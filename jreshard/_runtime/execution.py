@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from jreshard._compat import deleted_among, is_array, launching, own_tracing_context, row_major
+from jreshard._compat import all_row_major, deleted_among, is_array, launching, own_tracing_context, row_major
 from jreshard._deadline import Deadline
 from jreshard._leaves import LeafErrors
 from jreshard._planning.route import Route, Target
@@ -24,10 +24,10 @@ from jreshard._sources import lies_elsewhere
 from jreshard._wire import wire_of
 
 _RESULTS_KNOWN = 4  # as many buffers as a caller may use in turn without slow checks
-_FIRST_PART = 16  # leaves that are launched first
+_FEWEST_LEAVES, _FIRST_PART = 64, 4  # of a route that is launched in parts, and of the first of them
 # What launching a part takes, by itself and for each leaf, and how fast NVLink copies: on a host with H200s
 # (benchmarks/launch.py). Where copying is slower, there is more time to launch.
-_PART_SECONDS, _LEAF_SECONDS, _COPY_RATE = 4e-4, 12e-6, 4e11
+_PART_SECONDS, _LEAF_SECONDS, _COPY_RATE = 5e-4, 14e-6, 4e11
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _parts(route: Route, transport: str) -> list[Route]:
     """
     sizes = np.array([route.kinds[kind].nbytes for kind in route.kind_of])
     alone = all(device.process_index == route.devices[0].process_index for device in route.devices)
-    if transport != "p2p" or not alone or len(sizes) < 4 * _FIRST_PART:
+    if transport != "p2p" or not alone or len(sizes) < _FEWEST_LEAVES:
         return [route]
     largest_first = np.argsort(-sizes, kind="stable")
     cuts = _cuts(sizes[largest_first] / len(route.dst_ranks) / _COPY_RATE)
@@ -226,10 +226,16 @@ def _parts(route: Route, transport: str) -> list[Route]:
 
 def _cuts(seconds: np.ndarray) -> list[int]:
     """Where the parts after the first begin, given what copying each leaf takes."""
+
+    def launched_meanwhile(begin: int, end: int) -> int:
+        return int((seconds[begin:end].sum() - _PART_SECONDS) / _LEAF_SECONDS)
+
     cuts: list[int] = []
     begin, end = 0, _FIRST_PART
+    while end < len(seconds) and launched_meanwhile(begin, end) < 2 * end:  # so that few parts are enough
+        end += 1
     while end < len(seconds):
-        fits = int((seconds[begin:end].sum() - _PART_SECONDS) / _LEAF_SECONDS)
+        fits = launched_meanwhile(begin, end)
         if fits < end - begin:  # copying does not cover the launching any more
             break
         cuts.append(end)
@@ -250,6 +256,8 @@ def _overwrite(old: Array, new: Array) -> Array:
 
 
 def _check_layouts(root: str, paths: Sequence[str], leaves: Sequence[Any]) -> None:
+    if all_row_major([x for x in leaves if is_array(x)]):
+        return
     errors = LeafErrors("transfer")
     for path, x in zip(paths, leaves, strict=False):
         if is_array(x) and not row_major(x):

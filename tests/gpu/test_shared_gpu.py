@@ -30,6 +30,10 @@ def test_two_processes() -> None:
     processes.check(run(*(scenario for scenario in SCENARIOS if scenario not in COLLECTIVE)))
 
 
+def test_into_takes_no_second_copy() -> None:
+    processes.check(run("into_takes_no_second_copy"))
+
+
 def test_four_processes() -> None:
     processes.check(run("every_layout_of_many", count=4))
 

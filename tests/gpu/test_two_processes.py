@@ -24,5 +24,10 @@ def test_scenarios(isolated: bool, transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["p2p", "nccl"])
+def test_into_takes_no_second_copy(transport: str) -> None:
+    processes.check(processes.run("into_takes_no_second_copy", platform="cuda", transport=transport))
+
+
+@pytest.mark.parametrize("transport", ["p2p", "nccl"])
 def test_a_process_dies(transport: str) -> None:
     processes.check(processes.run("a_process_dies_while_others_wait", platform="cuda", transport=transport), dies=[1])

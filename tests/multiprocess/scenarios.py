@@ -489,6 +489,23 @@ def many_refits() -> None:
     assert last < 2 * first, "each refit is slower than the one before"
 
 
+def into_takes_no_second_copy() -> None:
+    """Beyond source and destination GPUs need next to no memory; their allocator never forgets its highest use."""
+    ids = list(range(jax.device_count()))
+    src, dst = on(ids, ROWS), on(ids, COLS)
+    (mine,) = jax.local_devices()
+    params = place(np.arange(1 << 28, dtype=np.float32).reshape(1 << 14, 1 << 14), src)
+    old = jax.block_until_ready(jreshard.transfer(params, src, dst, **OPTIONS))
+    most = 64 << 20
+    before, gpus = mine.memory_stats(), own_gpus()
+    taken = sum(gpu.used_bytes() for gpu in gpus.values())
+    assert before["peak_bytes_in_use"] - before["bytes_in_use"] < most, "a second copy would not show"
+    for _ in range(3):
+        old = jax.block_until_ready(jreshard.transfer(params, src, dst, into=old, **OPTIONS))
+    assert mine.memory_stats()["peak_bytes_in_use"] - before["bytes_in_use"] < most
+    assert sum(gpu.used_bytes() for gpu in gpus.values()) - taken < most
+
+
 def connects_again_and_again() -> None:
     last = jax.device_count() - 1
     all_ids = list(range(last + 1))
