@@ -26,9 +26,9 @@ class Gpu:
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         self.driver, self.ordinal = driver, ordinal
-        self._context, self.stream = ctypes.c_void_p(), ctypes.c_void_p()
+        self.context, self.stream = ctypes.c_void_p(), ctypes.c_void_p()
         self._events = [ctypes.c_void_p(), ctypes.c_void_p()]
-        driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), ordinal)
+        driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), ordinal)
         with self.current():
             driver.call("cuStreamCreate", ctypes.byref(self.stream), _NON_BLOCKING)
             for event in self._events:
@@ -37,7 +37,7 @@ class Gpu:
     @contextmanager
     def current(self) -> Iterator[None]:
         """Makes the GPU's context, which JAX uses as well, that of the calling thread."""
-        self.driver.call("cuCtxPushCurrent_v2", self._context)
+        self.driver.call("cuCtxPushCurrent_v2", self.context)
         try:
             yield
         finally:

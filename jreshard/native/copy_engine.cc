@@ -1,5 +1,7 @@
 #include "copy_engine.h"
 
+#include <algorithm>
+
 namespace jreshard {
 namespace {
 
@@ -60,9 +62,26 @@ void CopyBatch::add(const Copy& copy, const void* src, void* dst) {
     strided_.push_back({&copy, from, to});
     return;
   }
-  srcs_.push_back(from);
-  dsts_.push_back(to);
-  sizes_.push_back(copy.run);
+  add_contiguous(from, to, copy.run);
+}
+
+void CopyBatch::add_contiguous(cuda::DevicePtr src, cuda::DevicePtr dst, size_t bytes) {
+  srcs_.push_back(src);
+  dsts_.push_back(dst);
+  sizes_.push_back(bytes);
+}
+
+std::vector<CopyBatch> CopyBatch::split(size_t parts) const {
+  std::vector<CopyBatch> out(parts, CopyBatch(driver_));
+  std::vector<uint64_t> bytes(parts);
+  const auto least = [&](uint64_t more) -> CopyBatch& {
+    const size_t part = std::min_element(bytes.begin(), bytes.end()) - bytes.begin();
+    bytes[part] += more;
+    return out[part];
+  };
+  for (size_t i = 0; i < sizes_.size(); ++i) least(sizes_[i]).add_contiguous(srcs_[i], dsts_[i], sizes_[i]);
+  for (const Strided& s : strided_) least(s.copy->bytes()).strided_.push_back(s);
+  return out;
 }
 
 void CopyBatch::enqueue(cuda::Stream stream) {

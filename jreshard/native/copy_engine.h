@@ -15,6 +15,9 @@ class CopyBatch {
 
   // Queues `copy` between the shards that start at `src` and `dst`.
   void add(const Copy& copy, const void* src, void* dst);
+  size_t size() const { return sizes_.size() + strided_.size(); }
+  // The same copies in `parts` batches of about as many bytes each.
+  std::vector<CopyBatch> split(size_t parts) const;
   // Enqueues all that was added. Throws std::runtime_error where the driver refuses.
   void enqueue(cuda::Stream stream);
 
@@ -27,6 +30,8 @@ class CopyBatch {
   void enqueue_contiguous(cuda::Stream stream);
   void enqueue_strided(const Strided& strided, size_t dim, cuda::DevicePtr src, cuda::DevicePtr dst,
                        cuda::Stream stream);
+
+  void add_contiguous(cuda::DevicePtr src, cuda::DevicePtr dst, size_t bytes);
 
   const cuda::Driver& driver_;
   std::vector<cuda::DevicePtr> srcs_, dsts_;

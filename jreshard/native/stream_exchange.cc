@@ -8,6 +8,30 @@
 #include "timeout.h"
 
 namespace jreshard {
+namespace {
+
+// Streams on which a device reads, unless it has more sources, and copies that are worth one. An engine takes some 1.6
+// us between two copies of a batch; four of them in turn leave 0.5 us (benchmarks/lanes.py).
+constexpr size_t kLanes = 4, kCopiesOfALane = 8;
+
+// What each stream of a device copies, by source and lane. Each source gets streams of its own, so that their links work
+// at the same time; and several where it has many copies, so that one engine copies while another sets up its next.
+std::map<std::pair<int, int>, CopyBatch> lanes_of(std::map<int, CopyBatch> batches, int rank) {
+  std::map<std::pair<int, int>, CopyBatch> lanes;
+  for (auto& [source, batch] : batches) {
+    const size_t most = source == rank ? 1 : std::max<size_t>(1, kLanes / batches.size());
+    const size_t count = std::clamp<size_t>(batch.size() / kCopiesOfALane, 1, most);
+    if (count == 1) {
+      lanes.emplace(std::pair(source, 0), std::move(batch));
+      continue;
+    }
+    int lane = 0;
+    for (CopyBatch& part : batch.split(count)) lanes.emplace(std::pair(source, lane++), std::move(part));
+  }
+  return lanes;
+}
+
+}  // namespace
 
 StreamExchange::StreamExchange(CopyPlan plan, std::vector<std::string> rank_names, const cuda::Driver& driver,
                                ProcessMap map, std::map<int, int> ordinals)
@@ -34,7 +58,7 @@ StreamExchange::~StreamExchange() {
     for (const auto* events : {&device.free_events, &device.spent_events}) {
       for (cuda::Event event : *events) driver_.EventDestroy(event);
     }
-    for (auto [source, stream] : device.from) driver_.StreamDestroy(stream);
+    for (const auto& [lane, stream] : device.sides) driver_.StreamDestroy(stream);
     cuda::Context popped = nullptr;
     driver_.CtxPopCurrent(&popped);
   }
@@ -191,7 +215,7 @@ void StreamExchange::join_sides(const CallPtr& call, int rank, cuda::Stream stre
     std::vector<cuda::Stream> sides;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      for (auto [source, side] : devices_[rank].from) sides.push_back(side);
+      for (const auto& [lane, side] : devices_[rank].sides) sides.push_back(side);
     }
     for (cuda::Stream side : sides) order_after(stream, record(call, rank, side));
     record(call, rank, stream);
@@ -201,16 +225,16 @@ void StreamExchange::join_sides(const CallPtr& call, int rank, cuda::Stream stre
 }
 
 // The launches on a rank come one after the other, so that nobody else makes the same stream.
-cuda::Stream StreamExchange::stream_from(int rank, int source) {
+cuda::Stream StreamExchange::side_stream(int rank, int source, int lane) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto found = devices_[rank].from.find(source);
-    if (found != devices_[rank].from.end()) return found->second;
+    auto found = devices_[rank].sides.find({source, lane});
+    if (found != devices_[rank].sides.end()) return found->second;
   }
   cuda::Stream stream = nullptr;
   cuda::check(driver_, driver_.StreamCreate(&stream, cuda::kStreamNonBlocking), "cuStreamCreate");
   std::lock_guard<std::mutex> lock(mutex_);
-  return devices_[rank].from[source] = stream;
+  return devices_[rank].sides[{source, lane}] = stream;
 }
 
 void StreamExchange::order_after(cuda::Stream stream, cuda::Event event) {
@@ -306,18 +330,18 @@ void StreamExchange::pull(const CallPtr& call, int rank, int chunk, int phase, c
       batches.try_emplace(copy.src_rank, driver_).first->second.add(copy, src, dst);
     }
   }
-  if (batches.size() == 1) {
-    auto& [source, batch] = *batches.begin();
-    await_source(call, source, chunk, phase, stream);
+  auto lanes = lanes_of(std::move(batches), rank);
+  if (lanes.size() == 1) {
+    auto& [lane, batch] = *lanes.begin();
+    await_source(call, lane.first, chunk, phase, stream);
     batch.enqueue(stream);
     return;
   }
-  // Several sources feed this device: each gets a stream of its own, so that their links work at the same time.
-  const cuda::Event free = batches.empty() ? nullptr : record(call, rank, stream);
-  for (auto& [source, batch] : batches) {
-    const cuda::Stream side = stream_from(rank, source);
+  const cuda::Event free = lanes.empty() ? nullptr : record(call, rank, stream);
+  for (auto& [lane, batch] : lanes) {
+    const cuda::Stream side = side_stream(rank, lane.first, lane.second);
     order_after(side, free);
-    await_source(call, source, chunk, phase, side);
+    await_source(call, lane.first, chunk, phase, side);
     batch.enqueue(side);
     order_after(stream, record(call, rank, side));
   }

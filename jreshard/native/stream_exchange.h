@@ -108,7 +108,7 @@ class StreamExchange : public GpuExchange, public Forwarder::Target {
   // What belongs to one rank's device, kept for all calls.
   struct Device {
     cuda::Context context = nullptr;
-    std::map<int, cuda::Stream> from;  // a stream for each source
+    std::map<std::pair<int, int>, cuda::Stream> sides;  // by source and lane
     std::vector<cuda::Event> free_events;
     std::vector<cuda::Event> spent_events;  // of failed calls, not to be used again
   };
@@ -169,7 +169,7 @@ class StreamExchange : public GpuExchange, public Forwarder::Target {
   // Where something has gone wrong half-way: has `stream` go on only behind all that was enqueued for the rank, which
   // may write its arrays.
   void join_sides(const CallPtr& call, int rank, cuda::Stream stream);
-  cuda::Stream stream_from(int rank, int source);
+  cuda::Stream side_stream(int rank, int source, int lane);
   // Enqueues one phase of a receive, behind what it reads.
   void run_phase(const CallPtr& call, int rank, int chunk, int phase, cuda::Stream stream);
   void pull(const CallPtr& call, int rank, int chunk, int phase, cuda::Stream stream);

@@ -159,6 +159,20 @@ def many_leaves_between_collectives() -> None:
     oracle.assert_tree_holds(got, host, dst)
 
 
+def many_leaves() -> None:
+    """Between single devices, so that one source has many copies; each time the source is overwritten right after."""
+    last = jax.device_count() - 1
+    src, dst = on([0], WHOLE), on([last], WHOLE)
+    step = jax.jit(lambda leaves: {name: x + 1 for name, x in leaves.items()}, donate_argnums=0)
+    host = {f"w{i}": np.full((64, 64 + i), i, np.int32) for i in range(150)}
+    params, old = place(host, src), None
+    for round in range(6):
+        old = jreshard.transfer(params, src, dst, into=old, **OPTIONS)
+        if src.addressable_devices:
+            params = step(params)
+        oracle.assert_tree_holds(old, {name: value + round for name, value in host.items()}, dst)
+
+
 def plans_in_turn() -> None:
     last = jax.device_count() - 1
     ends, all_ids = (on([0], WHOLE), on([last], WHOLE)), list(range(last + 1))

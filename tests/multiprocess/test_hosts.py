@@ -7,6 +7,7 @@ SCENARIOS = [
     "every_layout",
     "options",
     "many_leaves_between_collectives",
+    "many_leaves",
     "plans_in_turn",
     "a_step_right_after",
     "transforms",

@@ -172,6 +172,24 @@ void test_events_and_streams_are_used_again() {
   t.finish();
 }
 
+// Many copies from one source go by several streams, each to be waited for.
+void test_lanes() {
+  for (const auto& [leaves, streams] : {std::pair(7, 0), std::pair(15, 0), std::pair(16, 2), std::pair(100, 4)}) {
+    for (uint32_t seed = 1; seed <= 6; ++seed) {
+      Plan plan(leaves, {kSends, kReceives});
+      plan.add_template();
+      plan.add(0, 1, {{0, 0, 0, 0, 100, {}}, 100, 100});
+      plan.add_template();
+      plan.add(0, 1, {{0, 0, 0, 0, 3, {{2, 12, 10}, {2, 4, 5}}}, 24, 20});
+      for (int leaf = 0; leaf < leaves; ++leaf) plan.table.leaf_template.push_back(leaf % 2);
+      Transfers t(std::move(plan), seed, seed % 2);
+      for (uint32_t id = 1; id <= 4; ++id) t.call(id, 30);
+      t.finish();
+      CHECK(t.driver.calls("cuStreamCreate") == streams);
+    }
+  }
+}
+
 void run_threads(int phases, uint32_t seeds, uint32_t calls) {
   for (uint32_t seed = 1; seed <= seeds; seed += kSeedStride) {
     std::mt19937 random(seed);
@@ -395,6 +413,7 @@ int main() {
   return run_tests({
       {"random_plans", test_random_plans},
       {"events_and_streams_are_used_again", test_events_and_streams_are_used_again},
+      {"lanes", test_lanes},
       {"each_device_has_a_thread", test_each_device_has_a_thread},
       {"phases", test_phases},
       {"failures_in_phases", test_failures_in_phases},
