@@ -166,10 +166,14 @@ class Route:
         dst_devices: the destination mesh's.
         devices: the device of each rank: the source mesh's first, then the destination's that are not in it. For
             meshes without devices (`AbstractMesh`), text in their place.
+        part_ends: the leaf at which each part ends that is launched by itself.
     """
 
-    def __init__(self, src_mesh: AnyMesh, dst_mesh: AnyMesh, leaves: list[Leaf]) -> None:
+    def __init__(
+        self, src_mesh: AnyMesh, dst_mesh: AnyMesh, leaves: list[Leaf], part_ends: Sequence[int] | None = None
+    ) -> None:
         self.src_mesh, self.dst_mesh, self.leaves = src_mesh, dst_mesh, leaves
+        self.part_ends = [len(leaves)] if part_ends is None else list(part_ends)
         self.src_devices, self.dst_devices = _devices(src_mesh, "source"), _devices(dst_mesh, "destination")
         self.devices = tuple(dict.fromkeys((*self.src_devices, *self.dst_devices)))
         rank_of = {device: rank for rank, device in enumerate(self.devices)}
@@ -212,11 +216,23 @@ class Route:
         """`int64[templates]`: how many leaves move as each says."""
         return np.bincount(self.template_of, minlength=len(self.templates))
 
-    def part(self, positions: Sequence[int]) -> "Route":
-        """Some of the leaves, by their positions in `leaves`, with the moves that they have here."""
-        some = Route(self.src_mesh, self.dst_mesh, [self.leaves[i] for i in positions])
-        some.use(self.templates, [self.template_of[i] for i in positions])
-        return some
+    def in_parts(self, parts: Sequence[Sequence[int]]) -> "Route":
+        """The same with the leaves in another order: those of each part, by their positions in `leaves`."""
+        order = [i for part in parts for i in part]
+        ends = np.cumsum([len(part) for part in parts]).tolist()
+        arranged = Route(self.src_mesh, self.dst_mesh, [self.leaves[i] for i in order], ends)
+        arranged.use(self.templates, [self.template_of[i] for i in order])
+        return arranged
+
+    @cached_property
+    def parts(self) -> list[list[slice]]:
+        """The chunks of leaves, one FFI call each, of every part."""
+        size = leaves_in_a_call(getattr(self.devices[0], "platform", "none"))
+        begins = [0, *self.part_ends[:-1]]
+        return [
+            [slice(at, min(at + size, end)) for at in range(begin, end, size)]
+            for begin, end in zip(begins, self.part_ends, strict=True)
+        ]
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
@@ -229,8 +245,8 @@ class Route:
     def table(self) -> np.ndarray:
         """The words of the whole route for the native core."""
         words = [template.words for template in self.templates]
-        chunk = leaves_in_a_call(getattr(self.devices[0], "platform", "none"))
-        return plan_words(len(self.devices), self.src_ranks, self.dst_ranks, self.template_of, words, chunk)
+        ends = [chunk.stop for part in self.parts for chunk in part]
+        return plan_words(len(self.devices), self.src_ranks, self.dst_ranks, self.template_of, words, ends)
 
     @cached_property
     def fingerprint(self) -> int:

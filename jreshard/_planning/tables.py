@@ -103,18 +103,18 @@ def plan_words(
     dst_ranks: np.ndarray,
     leaf_template: Sequence[int],
     templates: Sequence[np.ndarray],
-    chunk: int,
+    chunk_ends: Sequence[int],
 ) -> np.ndarray:
     """The whole table: what `CopyPlan` in native/copy_plan.h parses.
 
-    Ranks, leaves, templates, leaves a chunk; each rank's role (1 sends, 2 receives, 3 both); each leaf's template; each
-    template's copies as `copy_words` gives them.
+    Ranks, leaves, templates, chunks; each rank's role (1 sends, 2 receives, 3 both); the leaf at which each chunk ends;
+    each leaf's template; each template's copies as `copy_words` gives them.
     """
     roles = np.zeros(num_ranks, np.int64)
     roles[src_ranks] |= _SENDS
     roles[dst_ranks] |= _RECEIVES
-    head = np.array([num_ranks, len(leaf_template), len(templates), chunk], np.int64)
-    return np.concatenate([head, roles, np.array(leaf_template, np.int64), *templates])
+    head = np.array([num_ranks, len(leaf_template), len(templates), len(chunk_ends)], np.int64)
+    return np.concatenate([head, roles, np.array([*chunk_ends, *leaf_template], np.int64), *templates])
 
 
 def _offsets(start: np.ndarray, layout: Layout, ranks: np.ndarray, of: np.ndarray) -> np.ndarray:

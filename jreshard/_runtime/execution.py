@@ -82,12 +82,12 @@ class Execution:
         with self._lock:
             ready = self._ready.get(transport)
             if ready is None:
-                parts = [part for route in self._routes for part in _parts(route, transport)]
-                ready = self._ready[transport] = [self._make_ready(part, transport) for part in parts]
+                routes = [_arranged(route, transport) for route in self._routes]
+                ready = self._ready[transport] = [self._make_ready(route, transport) for route in routes]
             for route in ready:
                 route.launcher.compile(into=into is not None)
-        if len(ready) > 1:
-            # JAX would refuse other device-local layouts as well, but by then a route before may have moved.
+        if sum(route.launcher.programs for route in ready) > 1:
+            # JAX would refuse other device-local layouts as well, but by then a program before may have moved leaves.
             paths = [target.path for target in self._targets]
             _check_layouts("into", paths, into or [])
             if self._transform is None:
@@ -209,19 +209,18 @@ def _place_shards(value: np.ndarray, sharding: NamedSharding) -> Array:
     return shards
 
 
-def _parts(route: Route, transport: str) -> list[Route]:
+def _arranged(route: Route, transport: str) -> Route:
     """The route in the parts in which it is launched.
 
-    Within a process GPUs copy while the host launches: the largest leaves go first, few of them, and each part after
+    Copy engines of GPUs copy while the host launches: the largest leaves go first, few of them, and each part after
     that has as many as can be launched while the one before is copied.
     """
     sizes = np.array([route.kinds[kind].nbytes for kind in route.kind_of])
-    alone = all(device.process_index == route.devices[0].process_index for device in route.devices)
-    if transport != "p2p" or not alone or len(sizes) < _FEWEST_LEAVES:
-        return [route]
+    if transport != "p2p" or len(sizes) < _FEWEST_LEAVES:
+        return route
     largest_first = np.argsort(-sizes, kind="stable")
     cuts = _cuts(sizes[largest_first] / len(route.dst_ranks) / _COPY_RATE)
-    return [route.part(sorted(some.tolist())) for some in np.split(largest_first, cuts)] if cuts else [route]
+    return route.in_parts([sorted(some.tolist()) for some in np.split(largest_first, cuts)]) if cuts else route
 
 
 def _cuts(seconds: np.ndarray) -> list[int]:

@@ -77,39 +77,48 @@ class Launcher:
         return self._programs.compile_prepare()
 
     @cached_property
-    def _publish(self) -> Program:
-        return self._programs.compile_publish()
-
-    @cached_property
     def _release(self) -> Program:
         return self._programs.compile_release()
 
-    @cached_property
-    def _receive_new(self) -> Program:
-        return self._programs.compile_receive(into=False)
+    # By part, as many as there are.
 
     @cached_property
-    def _receive_into(self) -> Program:
-        return self._programs.compile_receive(into=True)
+    def _publish(self) -> list[Program]:
+        return list(map(self._programs.compile_publish, range(self._programs.parts)))
 
     @cached_property
-    def _exchange_new(self) -> Program:
-        return self._programs.compile_exchange(into=False)
+    def _receive_new(self) -> list[Program]:
+        return [self._programs.compile_receive(part, into=False) for part in range(self._programs.parts)]
 
     @cached_property
-    def _exchange_into(self) -> Program:
-        return self._programs.compile_exchange(into=True)
+    def _receive_into(self) -> list[Program]:
+        return [self._programs.compile_receive(part, into=True) for part in range(self._programs.parts)]
+
+    @cached_property
+    def _exchange_new(self) -> list[Program]:
+        return [self._programs.compile_exchange(part, into=False) for part in range(self._programs.parts)]
+
+    @cached_property
+    def _exchange_into(self) -> list[Program]:
+        return [self._programs.compile_exchange(part, into=True) for part in range(self._programs.parts)]
+
+    @property
+    def programs(self) -> int:
+        """How many programs take arrays, one after the other: before all but the first something may have moved."""
+        return self._programs.parts
 
     def compile(self, *, into: bool) -> None:
         """Compiles whatever a run needs, so that a later run launches at once."""
         with self._lock:
             if self._programs.sends and self._programs.prepared:
                 _ = self._prepare
+            if self._programs.sends and self._programs.releases_apart:
+                _ = self._release
             if self._programs.at_once:
                 _ = self._exchange_into if into else self._exchange_new
                 return
             if self._programs.sends:
-                _ = self._publish, self._release
+                _ = self._publish
             if self._programs.receives:
                 _ = self._receive_into if into else self._receive_new
 
@@ -163,7 +172,8 @@ class Launcher:
         except MismatchError as error:
             if not all(said.startswith(_WHAT) for said in error.said.values()):
                 raise
-            lines = list(map(_described, self._leaves, self._src_dtypes))
+            in_order = sorted(zip(self._leaves, self._src_dtypes, strict=True), key=lambda pair: pair[0].index)
+            lines = [_described(leaf, dtype) for leaf, dtype in in_order]
             raise name_differences(error, lines, self.party, deadline) from None
 
     def _launch(
@@ -175,32 +185,34 @@ class Launcher:
         deadline: Deadline,
     ) -> list[Array]:
         src_call, dst_call = self._programs.call_operands(call)
-        if self._programs.at_once:
-            old = () if into is None else into
-            new, token = (self._exchange_new if into is None else self._exchange_into)(src_call, *published, *old)
-            watcher.watch(token, exchange, call)
-            return list(new)
-        # Publish and release apart: a release holds up its device, where the same device's receive must go first.
-        if not self._programs.sends:
-            new = self._receive(dst_call, into)
-            if self._programs.receives:
-                watcher.watch(new[0], exchange, call)
-            return new
-        token = self._publish(src_call, *published)
-        watcher.watch(token, exchange, call)
-        if self._programs.one_by_one:
-            _let_run(token, deadline)
-        release = partial(self._release, src_call, *published)
-        if self._waits:
-            return self._receive_beside(release, exchange, call, dst_call, into)
-        new = self._receive(dst_call, into)
-        if self._programs.receives:
-            watcher.watch(new[0], exchange, call)
-            if self._programs.one_by_one:
-                _let_run(new[0], deadline)
-        if not exchange.release_now(call):
+        release = partial(self._release, src_call, *published) if self._programs.sends else None
+
+        def let_go(launched: Array) -> None:
+            watcher.watch(launched, exchange, call)
+            if self._programs.one_by_one and self._programs.releases_apart:  # or there is no other program
+                _let_run(launched, deadline)
+
+        new: list[Array] = []
+        for part in range(self._programs.parts):
+            leaves = self._programs.leaves_of(part)
+            old = None if into is None else into[leaves]
+            if self._programs.at_once:
+                programs = self._exchange_new if old is None else self._exchange_into
+                some, token = programs[part](src_call, *published[leaves], *(old or ()))
+                let_go(token)
+            else:
+                if self._programs.sends:
+                    let_go(self._publish[part](src_call, *published[leaves]))
+                if self._waits and release is not None:  # there is one part
+                    return self._receive_beside(release, exchange, call, dst_call, into)
+                some = self._receive(part, dst_call, old)
+                if some:
+                    let_go(some[0])
+            new += some
+        # A release holds up its device, where the same device's receives must go first.
+        if release is not None and self._programs.releases_apart and not exchange.release_now(call):
             release()
-        return new
+        return new if self._programs.receives else self._elsewhere()
 
     def _receive_beside(
         self,
@@ -218,17 +230,18 @@ class Launcher:
 
         releasing = _release_thread.submit(launch)
         try:
-            return self._receive(dst_call, into)
+            return self._receive(0, dst_call, into) or self._elsewhere()
         except BaseException as error:
             exchange.abort(call, f"jreshard: launching the transfer failed: {error}")  # lets the other thread go
             raise
         finally:
             releasing.result()  # its waits have the call's deadline
 
-    def _receive(self, call: Any, into: Sequence[Array] | None) -> list[Array]:
+    def _receive(self, part: int, call: Any, old: Sequence[Array] | None) -> list[Array]:
+        """The new arrays of a part; none where this process has none of their devices."""
         if not self._programs.receives:
-            return self._elsewhere()
-        new: list[Array] = self._receive_new(call) if into is None else self._receive_into(call, *into)
+            return []
+        new: list[Array] = self._receive_new[part](call) if old is None else self._receive_into[part](call, *old)
         return new
 
     def _elsewhere(self) -> list[Array]:

@@ -7,6 +7,7 @@ would cost JAX's fast dispatch path (some 15 µs an array); instead each returns
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count, islice
 from typing import Any
 
 import jax
@@ -18,7 +19,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jreshard._compat import own_tracing_context, row_major
 from jreshard._layout import layout_of_sharding
 from jreshard._planning.route import Leaf, Route
-from jreshard._planning.tables import leaves_in_a_call
 from jreshard._runtime.native import PUBLISH, RECEIVE, RELEASE, library
 from jreshard._wire import Wire, bits_of
 
@@ -66,7 +66,9 @@ class Programs:
         prepared: the leaves of which another array than the user's own is published.
         sends: whether this process has devices of the source mesh; else it has no use for the programs over it.
         receives: whether it has devices of the destination mesh.
-        at_once: whether both meshes are the same devices in the same order, so that one program does all.
+        parts: how many there are, each with programs of its own but for the release.
+        at_once: whether both meshes are the same devices in the same order, so that one program publishes and receives.
+        releases_apart: whether the release is a program by itself.
         one_by_one: whether each program has to have run before the next is launched. On CPU a program keeps as many of
             XLA's threads as it has devices, of which there may be no more than devices; and while XLA has programs with
             several devices take turns, it lets one with a single device come after those that wait for it.
@@ -79,11 +81,14 @@ class Programs:
             for i, (leaf, dtype) in enumerate(zip(route.leaves, src_dtypes, strict=True))
         ]
         self._key, self._in_order = np.int64(key), in_order
-        self._chunk = leaves_in_a_call(route.devices[0].platform)
+        numbers = count()
+        self._chunks = [[(next(numbers), leaves) for leaves in part] for part in route.parts]
+        self.parts = len(self._chunks)
         self._src, self._dst = _auto(route.src_mesh), _auto(route.dst_mesh)
         self._fixed_calls = None if route.devices[0].platform == "cpu" else (_zero(self._src), _zero(self._dst))
         self.sends, self.receives = _is_local(self._src), _is_local(self._dst)
         self.at_once = self.sends and list(self._src.devices.flat) == list(self._dst.devices.flat)
+        self.releases_apart = not self.at_once or self.parts > 1
         local_devices = [len(mesh.local_devices) for mesh in (self._src, self._dst)]
         self.one_by_one = route.devices[0].platform == "cpu" and 1 in local_devices
         self.prepared = [i for i, item in enumerate(self._items) if item.prepared]
@@ -96,8 +101,10 @@ class Programs:
         """
         return self._fixed_calls or (np.uint32(call), np.uint32(call))
 
-    def _chunks(self) -> list[slice]:
-        return [slice(begin, begin + self._chunk) for begin in range(0, len(self._items), self._chunk)]
+    def leaves_of(self, part: int) -> slice:
+        """The leaves of a part."""
+        chunks = self._chunks[part]
+        return slice(chunks[0][1].start, chunks[-1][1].stop)
 
     def compile_prepare(self) -> Program:
         """`(arrays of self.prepared…) -> [published arrays]`: casts and conversions, fused by XLA."""
@@ -110,68 +117,82 @@ class Programs:
         out = [NamedSharding(self._src, i.leaf.src.spec) for i in items]
         return _compile(prepare, args, out_shardings=out)
 
-    def compile_publish(self) -> Program:
-        """`(call, published arrays…) -> token`."""
-        return self._compile_source(self._publish)
+    def compile_publish(self, part: int) -> Program:
+        """`(call, published arrays of the part…) -> token`."""
+        return self._compile_source(partial(self._publish, part), self._items[self.leaves_of(part)])
 
     def compile_release(self) -> Program:
         """`(call, published arrays…) -> token`; while it runs, XLA keeps the arrays as they are."""
-        return self._compile_source(lambda call, *_: self._release(self._src, call, []))
+        return self._compile_source(lambda call, *_: self._release(self._src, call, []), self._items)
 
-    def _compile_source(self, fn: Program) -> Program:
-        return _compile(fn, [_call_struct(self._src), *self._published()], keep_unused=True)
+    def _compile_source(self, fn: Program, items: Sequence[_Item]) -> Program:
+        return _compile(fn, [_call_struct(self._src), *self._published(items)], keep_unused=True)
 
-    def compile_receive(self, *, into: bool) -> Program:
-        """`(call[, old arrays…]) -> [new arrays]`; old arrays are donated and give their memory."""
+    def compile_receive(self, part: int, *, into: bool) -> Program:
+        """`(call[, old arrays of the part…]) -> [new arrays]`; old arrays are donated and give their memory."""
+        items = self._items[self.leaves_of(part)]
 
         def receive(call: Array, *old: Array) -> list[Array]:
-            return self._receive(call, old)[0]
+            return self._receive(part, call, old)[0]
 
-        return self._compile_receiving(receive, [_call_struct(self._dst)], self._results, into=into)
+        return self._compile_receiving(receive, [_call_struct(self._dst)], items, _results(items), into=into)
 
-    def compile_exchange(self, *, into: bool) -> Program:
-        """`(call, published arrays…[, old arrays…]) -> ([new arrays], token)`: publishes, receives and releases."""
-        published = self._published()
+    def compile_exchange(self, part: int, *, into: bool) -> Program:
+        """`(call, published arrays of the part…[, old arrays…]) -> ([new arrays], token)`: publishes and receives.
+
+        Where there is no other part, it also releases.
+        """
+        items = self._items[self.leaves_of(part)]
+        published = self._published(items)
 
         def exchange(call: Array, *arrays: Array) -> tuple[list[Array], Array]:
-            call = self._publish(call, *arrays[: len(published)])
-            new, arrived = self._receive(call, arrays[len(published) :])
-            return new, self._release(self._dst, call, arrived)
+            call = self._publish(part, call, *arrays[: len(published)])
+            new, arrived = self._receive(part, call, arrays[len(published) :])
+            return new, call if self.releases_apart else self._release(self._dst, call, arrived)
 
         args = [_call_struct(self._src), *published]
-        return self._compile_receiving(exchange, args, (self._results, NamedSharding(self._dst, _ALIKE)), into=into)
+        out = _results(items), NamedSharding(self._dst, _ALIKE)
+        return self._compile_receiving(exchange, args, items, out, into=into)
 
-    def _compile_receiving(self, fn: Program, args: list[Any], out: Any, *, into: bool) -> Program:
-        old = self._old() if into else []
+    def _compile_receiving(
+        self, fn: Program, args: list[Any], items: Sequence[_Item], out: Any, *, into: bool
+    ) -> Program:
+        old = self._old(items) if into else []
         donate = tuple(range(len(args), len(args) + len(old)))
         return _compile(fn, [*args, *old], out_shardings=out, donate_argnums=donate, keep_unused=True)
 
     # Each chunk is mapped over the mesh by itself: XLA's time is quadratic in the operands of what is mapped at once.
 
-    def _publish(self, call: Array, *arrays: Array) -> Array:
-        for chunk, leaves in enumerate(self._chunks()):
-            body = partial(self._publish_chunk, chunk, self._items[leaves])
-            specs = [item.leaf.src.spec for item in self._items[leaves]]
-            call = _shard_map(body, self._src, [_ALIKE, *specs], _ALIKE)(call, *arrays[leaves])
+    def _publish(self, part: int, call: Array, *arrays: Array) -> Array:
+        left = iter(arrays)
+        for chunk, leaves in self._chunks[part]:
+            items = self._items[leaves]
+            body = partial(self._publish_chunk, chunk, items)
+            specs = [item.leaf.src.spec for item in items]
+            call = _shard_map(body, self._src, [_ALIKE, *specs], _ALIKE)(call, *islice(left, len(items)))
         return call
 
     def _publish_chunk(self, chunk: int, items: Sequence[_Item], call: Array, *arrays: Array) -> Any:
         wires = [item.on_wire(x) for item, x in zip(items, arrays, strict=True)]
         return _ffi(PUBLISH, _TOKEN)(call, *wires, key=self._key, chunk=np.int64(chunk))
 
-    def _receive(self, call: Array, old: Sequence[Array]) -> tuple[list[Array], list[tuple[Array, PartitionSpec]]]:
+    def _receive(
+        self, part: int, call: Array, old: Sequence[Array]
+    ) -> tuple[list[Array], list[tuple[Array, PartitionSpec]]]:
         """The new arrays; and for each chunk something that is there when it has arrived, and how that is laid out."""
         new: list[Array] = []
         arrived = []
-        for chunk, leaves in enumerate(self._chunks()):
+        left = iter(old)
+        for chunk, leaves in self._chunks[part]:
             items = self._items[leaves]
+            some_old = list(islice(left, len(items)))
             specs = [item.leaf.dst.spec for item in items]
-            old_specs = specs[: len(old[leaves])]  # none where there are no old arrays
+            old_specs = specs[: len(some_old)]  # none where there are no old arrays
             last_spec = _ALIKE if self._in_order else specs[0]
             mapped = _shard_map(
                 partial(self._receive_chunk, chunk, items), self._dst, [_ALIKE, *old_specs], (specs, last_spec)
             )
-            some, last = mapped(call, *old[leaves])
+            some, last = mapped(call, *some_old)
             if self._in_order:
                 call = last  # what the next chunk waits for
             new += some
@@ -195,15 +216,15 @@ class Programs:
         specs = [_ALIKE, *(spec for _, spec in arrived)]
         return _shard_map(body, mesh, specs, _ALIKE)(call, *(x for x, _ in arrived))
 
-    def _published(self) -> list[jax.ShapeDtypeStruct]:
-        return [_struct(i.leaf.shape, i.published_dtype, self._src, i.leaf.src.spec) for i in self._items]
+    def _published(self, items: Sequence[_Item]) -> list[jax.ShapeDtypeStruct]:
+        return [_struct(i.leaf.shape, i.published_dtype, self._src, i.leaf.src.spec) for i in items]
 
-    def _old(self) -> list[jax.ShapeDtypeStruct]:
-        return [_struct(i.leaf.shape, i.leaf.dtype, self._dst, i.leaf.dst.spec) for i in self._items]
+    def _old(self, items: Sequence[_Item]) -> list[jax.ShapeDtypeStruct]:
+        return [_struct(i.leaf.shape, i.leaf.dtype, self._dst, i.leaf.dst.spec) for i in items]
 
-    @property
-    def _results(self) -> list[NamedSharding]:
-        return [NamedSharding(item.leaf.dst.mesh, item.leaf.dst.spec) for item in self._items]
+
+def _results(items: Sequence[_Item]) -> list[NamedSharding]:
+    return [NamedSharding(item.leaf.dst.mesh, item.leaf.dst.spec) for item in items]
 
 
 def _auto(mesh: Any) -> Mesh:

@@ -59,11 +59,18 @@ CopyPlan::CopyPlan(const int64_t* table, size_t words) {
   const int64_t ranks = in.word_in(1, static_cast<int64_t>(in.left()) + 1, "number of ranks");
   const int64_t leaves = in.word_in(0, static_cast<int64_t>(in.left()) + 1, "number of leaves");
   const int64_t templates = in.word_in(0, static_cast<int64_t>(in.left()) + 1, "number of templates");
-  chunk_ = static_cast<int>(in.word_in(1, int64_t{1} << 30, "chunk size"));
+  const int64_t chunks = in.word_in(leaves > 0, leaves + 1, "number of chunks");
   for (int64_t r = 0; r < ranks; ++r) {
     const int64_t role = in.word_in(0, 4, "role");
     sends_.push_back(role & 1);
     receives_.push_back(role & 2);
+  }
+  for (int64_t i = 0; i < chunks; ++i) {
+    const int64_t begin = chunk_ends_.empty() ? 0 : chunk_ends_.back();
+    chunk_ends_.push_back(static_cast<int>(in.word_in(begin + 1, leaves + 1, "end of a chunk")));
+  }
+  if (chunks > 0 && chunk_ends_.back() != leaves) {
+    throw std::invalid_argument("the table of copies has leaves in no chunk");
   }
   for (int64_t i = 0; i < leaves; ++i) {
     leaf_template_.push_back(static_cast<int32_t>(in.word_in(0, templates, "template")));

@@ -49,13 +49,13 @@ class CopyPlan {
   int num_templates() const { return static_cast<int>(templates_.size()); }
   int template_of(int leaf) const { return leaf_template_[leaf]; }
   int num_phases() const { return num_phases_; }
-  int num_chunks() const { return (num_leaves() + chunk_ - 1) / chunk_; }
+  int num_chunks() const { return static_cast<int>(chunk_ends_.size()); }
   bool sends(int rank) const { return sends_[rank]; }
   bool receives(int rank) const { return receives_[rank]; }
 
   // Leaves travel in chunks, one FFI call each.
-  int chunk_begin(int chunk) const { return chunk * chunk_; }
-  int chunk_end(int chunk) const { return std::min(num_leaves(), (chunk + 1) * chunk_); }
+  int chunk_begin(int chunk) const { return chunk == 0 ? 0 : chunk_ends_[chunk - 1]; }
+  int chunk_end(int chunk) const { return chunk_ends_[chunk]; }
 
   struct Span {
     const Copy* first;
@@ -99,7 +99,7 @@ class CopyPlan {
   void index_sources();
   Span between(int leaf, int dst_rank, int first_phase, int last_phase) const;
 
-  int chunk_ = 1;
+  std::vector<int> chunk_ends_;
   int num_phases_ = 1;
   std::vector<bool> sends_;
   std::vector<bool> receives_;

@@ -14,8 +14,9 @@ namespace {
 // us between two copies of a batch; four of them in turn leave 0.5 us (benchmarks/lanes.py).
 constexpr size_t kLanes = 4, kCopiesOfALane = 8;
 
-// What each stream of a device copies, by source and lane. Each source gets streams of its own, so that their links work
-// at the same time; and several where it has many copies, so that one engine copies while another sets up its next.
+// What each stream of a device copies, by source and lane. Each source gets streams of its own, so that their links
+// work at the same time; and several where it has many copies, so that one engine copies while another sets up its
+// next.
 std::map<std::pair<int, int>, CopyBatch> lanes_of(std::map<int, CopyBatch> batches, int rank) {
   std::map<std::pair<int, int>, CopyBatch> lanes;
   for (auto& [source, batch] : batches) {

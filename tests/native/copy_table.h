@@ -20,14 +20,23 @@ constexpr double kLong = 300;
 constexpr double kShort = 0.05;
 
 struct Table {
-  int64_t chunk;
+  int64_t chunk;  // leaves of each but the last
   std::vector<int> roles;
   std::vector<int> leaf_template;
   std::vector<std::vector<jreshard::Copy>> templates;
+  bool grows = false;  // each chunk has one leaf more than the one before
 
+  Words chunk_ends() const {
+    Words out;
+    const int64_t leaves = leaf_template.size();
+    for (int64_t end = 0, size = chunk; end < leaves; size += grows) out.push_back(end = std::min(leaves, end + size));
+    return out;
+  }
   Words words() const {
-    Words out{int64_t(roles.size()), int64_t(leaf_template.size()), int64_t(templates.size()), chunk};
+    const Words ends = chunk_ends();
+    Words out{int64_t(roles.size()), int64_t(leaf_template.size()), int64_t(templates.size()), int64_t(ends.size())};
     out.insert(out.end(), roles.begin(), roles.end());
+    out.insert(out.end(), ends.begin(), ends.end());
     out.insert(out.end(), leaf_template.begin(), leaf_template.end());
     for (const auto& copies : templates) {
       out.push_back(copies.size());
@@ -142,6 +151,7 @@ inline Plan random_plan(std::mt19937& random, int max_leaves, int phases = 1, in
     roles[rank] = sets == 0 || roles.size() == 1 ? 3 : sets == 1 ? 1 + rank % 2 : draw(1, 3);
   }
   Plan plan(draw(0, 1) ? 64 : draw(1, 9), roles);
+  plan.table.grows = draw(0, 1);
   for (int t = draw(1, 5); t > 0; --t) {
     plan.add_template();
     for (int phase = 0; phase < phases; ++phase) {

@@ -70,15 +70,18 @@ void test_bad_tables_are_refused() {
       CHECK(!parse_error(bad).empty());
     }
   }
-  const size_t first_copy = 4 + 4 + 1 + 1;
+  const size_t first_copy = 4 + 4 + 1 + 1 + 1;
   const struct {
     size_t at;
     int64_t value;
     std::string what;
   } faults[] = {{0, 0, "number of ranks: 0"},
-                {3, 0, "chunk size: 0"},
+                {3, 0, "number of chunks: 0"},
+                {3, 2, "number of chunks: 2"},
                 {4, 4, "role: 4"},
-                {8, 1, "template: 1"},
+                {8, 0, "end of a chunk: 0"},
+                {8, 2, "end of a chunk: 2"},
+                {9, 1, "template: 1"},
                 {first_copy, 4, "source rank: 4"},
                 {first_copy + 1, 4, "destination rank: 4"},
                 {first_copy + 2, 16, "phase: 16"},

@@ -1,9 +1,10 @@
-"""Routes that are launched in parts, as those between GPUs of one process are."""
+"""Routes that are launched in parts, as those between GPUs are where copy engines carry them."""
 
 import itertools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
@@ -11,6 +12,8 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jreshard
+from jreshard._planning import tables
+from jreshard._planning.route import Route
 from jreshard._runtime import execution
 
 LEAVES = 20
@@ -40,15 +43,27 @@ def tree() -> dict[str, np.ndarray]:
 def test_the_largest_leaves_go_first() -> None:
     src, dst = shardings()
     (route,) = jreshard.plan(jax.device_put(tree(), src), src, dst).routes
-    parts = execution._parts(route, "p2p")
-    assert [len(part.leaves) for part in parts] == [4, 8, 8]
-    sizes = [np.prod(leaf.shape) for part in parts for leaf in part.leaves]
+    arranged = execution._arranged(route, "p2p")
+    assert arranged.part_ends == [4, 12, 20]
+    sizes = [np.prod(leaf.shape) for leaf in arranged.leaves]
     assert min(sizes[:4]) >= max(sizes[4:])
     assert min(sizes[4:12]) >= max(sizes[12:])
-    assert sorted(leaf.index for part in parts for leaf in part.leaves) == list(range(LEAVES))
-    for part in parts:
-        for i, leaf in enumerate(part.leaves):
-            assert part.moves_of(i) is route.moves_of(route.leaves.index(leaf))
+    assert sorted(leaf.index for leaf in arranged.leaves) == list(range(LEAVES))
+    for i, leaf in enumerate(arranged.leaves):
+        assert arranged.moves_of(i) is route.moves_of(route.leaves.index(leaf))
+
+
+@pytest.mark.usefixtures("three_parts")
+def test_parts_have_chunks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_CHUNK", 3)
+    src, dst = shardings()
+    (route,) = jreshard.plan(jax.device_put(tree(), src), src, dst).routes
+    chunks = execution._arranged(route, "p2p").parts
+    assert [[(chunk.start, chunk.stop) for chunk in part] for part in chunks] == [
+        [(0, 3), (3, 4)],
+        [(4, 7), (7, 10), (10, 12)],
+        [(12, 15), (15, 18), (18, 20)],
+    ]
 
 
 def test_parts_are_launched_while_the_one_before_is_copied() -> None:
@@ -70,19 +85,20 @@ def test_parts_are_launched_while_the_one_before_is_copied() -> None:
 def test_other_transports_take_the_whole_route(transport: str) -> None:
     src, dst = shardings()
     (route,) = jreshard.plan(jax.device_put(tree(), src), src, dst).routes
-    assert execution._parts(route, transport) == [route]
+    assert execution._arranged(route, transport) is route
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, three_parts: None) -> list[Any]:
-    """Has transfers between CPU devices made in parts, which are then in the list."""
-    parts_of, made = execution._parts, []
+def made(monkeypatch: pytest.MonkeyPatch, three_parts: None) -> list[Route]:
+    """Has transfers between CPU devices made in parts, in routes which are then in the list."""
+    arrange, made = execution._arranged, []
 
-    def parts(route: Any, transport: str) -> Any:
-        made.append(parts_of(route, "p2p"))
+    def arranged(route: Route, transport: str) -> Route:
+        made.append(arrange(route, "p2p"))
         return made[-1]
 
-    monkeypatch.setattr(execution, "_parts", parts)
+    monkeypatch.setattr(execution, "_arranged", arranged)
+    monkeypatch.setattr(tables, "_CHUNK", 3)
     return made
 
 
@@ -95,17 +111,39 @@ def test_a_layout_that_does_not_fit_is_found_before_any_part_moves(made: list[An
     bad = {**old, last: jax.device_put(np.asarray(old[last]), Format(Layout((1, 0)), dst))}
     with pytest.raises(ValueError, match=rf"into\['{last}'\]: has another device-local layout"):
         plan.execute(params, into=bad)
-    assert len(made[0]) == 3
+    assert len(made[0].parts) == 3
     assert not any(array.is_deleted() for array in bad.values())
 
 
-def test_parts_make_up_the_whole(made: list[Any]) -> None:
-    src, dst = shardings()
-    host = tree()
-    params = jax.device_put(host, src)
-    plan = jreshard.plan(params, src, dst)
-    old = None
-    for _ in range(2):
-        old = plan.execute(params, into=old, verify=True)
-        oracle.assert_tree_holds(old, host, dst)
-    assert [len(some) for some in made] == [3]
+def overlapping() -> tuple[NamedSharding, NamedSharding]:
+    devices = np.array(jax.devices())
+    rows = NamedSharding(Mesh(devices[:2], ("x",)), PartitionSpec("x"))
+    return rows, NamedSharding(Mesh(devices[1:3], ("x",)), PartitionSpec(None, "x"))
+
+
+def on_the_same() -> tuple[NamedSharding, NamedSharding]:
+    devices = np.array(jax.devices())
+    rows = NamedSharding(Mesh(devices[:2], ("x",)), PartitionSpec("x"))
+    return rows, NamedSharding(Mesh(devices[:2], ("x",)), PartitionSpec(None, "x"))
+
+
+def from_one() -> tuple[NamedSharding, NamedSharding]:
+    devices = np.array(jax.devices())
+    whole = NamedSharding(Mesh(devices[:1], ("x",)), PartitionSpec())
+    return whole, NamedSharding(Mesh(devices[:1], ("y",)), PartitionSpec())
+
+
+@pytest.mark.parametrize("layouts", [shardings, overlapping, on_the_same, from_one])
+def test_parts_make_up_the_whole(layouts: Any, made: list[Route]) -> None:
+    src, dst = layouts()
+    narrow = {name: oracle.numbers(value.shape).astype(jnp.bfloat16) for name, value in tree().items()}
+    for host, dtype in ((tree(), None), (narrow, np.float32)):  # where a program goes before
+        params = jax.device_put(host, src)
+        plan = jreshard.plan(params, src, dst, dtype=dtype)
+        old = None
+        for _ in range(2):
+            old = plan.execute(params, into=old, verify=True, timeout=60)
+            oracle.assert_tree_holds(
+                old, {name: value.astype(dtype or value.dtype) for name, value in host.items()}, dst
+            )
+    assert {len(route.parts) for route in made} == {3 if len(dst.device_set) == 2 else 2}
