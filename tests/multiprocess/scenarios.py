@@ -21,7 +21,8 @@ from repeats import clock, repeats
 import jreshard
 from jreshard import _compat, _transfer
 from jreshard._control import rendezvous
-from jreshard._runtime import communicator, links
+from jreshard._planning.route import Route
+from jreshard._runtime import communicator, execution, links
 from jreshard._runtime.launch import Launcher
 from jreshard._runtime.native import disconnect_process
 from jreshard.bench.gpu import Gpu
@@ -171,6 +172,25 @@ def many_leaves() -> None:
         if src.addressable_devices:
             params = step(params)
         oracle.assert_tree_holds(old, {name: value + round for name, value in host.items()}, dst)
+
+
+def many_parts() -> None:
+    """The same where copying takes longer than launching, so that copy engines get the leaves in parts."""
+    arranged = execution._arranged
+    made: list[Route] = []
+
+    def in_parts(route: Route, transport: str) -> Route:
+        made.append(arranged(route, "p2p" if transport == "host" else transport))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "_arranged", in_parts)
+        patch.setattr(execution, "_PART_SECONDS", 0.0)
+        patch.setattr(execution, "_LEAF_SECONDS", 12_000 / execution._COPY_RATE)
+        _transfer._plans._plans.clear()
+        many_leaves()
+    assert OPTIONS["transport"] == "nccl" or len(made[0].parts) > 2
+    _transfer._plans._plans.clear()
 
 
 def plans_in_turn() -> None:

@@ -8,6 +8,7 @@ SCENARIOS = [
     "options",
     "many_leaves_between_collectives",
     "many_leaves",
+    "many_parts",
     "plans_in_turn",
     "a_step_right_after",
     "transforms",
