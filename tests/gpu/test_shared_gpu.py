@@ -30,6 +30,13 @@ def test_two_processes() -> None:
     processes.check(run(*(scenario for scenario in SCENARIOS if scenario not in COLLECTIVE)))
 
 
+@pytest.mark.parametrize("allocator", ["platform", "vmm"])
+def test_memory_of_other_allocators_is_lent(allocator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `platform` allocates is lent by the older kind of handle."""
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", allocator)
+    processes.check(run("every_layout", "many_leaves", "links_that_broke"))
+
+
 def test_into_takes_no_second_copy() -> None:
     processes.check(run("into_takes_no_second_copy"))
 
