@@ -1,11 +1,10 @@
 """What many copies lose between one and the next, on one stream and on several.
 
-    python benchmarks/lanes.py --json benchmarks/results/lanes.json
+    python benchmarks/lanes.py --json lanes.json
 
-A copy engine of a GPU takes some microseconds between two copies; while copies on another stream run, they cost
-nothing. Copies pieces of 1 GiB with the driver alone, in one batch for each stream, between the host and a GPU, and
-between two GPUs where there are two: medians by the GPU's clock, as rates, and what each copy took beyond its share of
-one copy of all.
+A copy engine of a GPU pauses between two copies; copies on another stream may fill the pause. Needs a GPU. Copies
+pieces of 1 GiB with the driver alone, in one batch for each stream, between the host and a GPU, and between two GPUs
+where there are two: medians by the GPU's clock, as rates, and what each copy took beyond its share of one copy of all.
 """
 
 import argparse
@@ -16,7 +15,7 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from jreshard._runtime.driver import Driver, open_driver
+from jreshard._runtime.driver import Driver, DriverError, open_driver
 from jreshard.bench.gpu import Gpu
 
 TOTAL = 1 << 30
@@ -78,8 +77,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    driver = open_driver()
-    count = driver.device_count()
+    try:
+        driver = open_driver()
+        count = driver.device_count()
+    except DriverError as error:
+        parser.exit(1, f"needs a GPU: {error}\n")
     if count == 0:
         parser.exit(1, "needs a GPU\n")
     gpu = Gpu(driver, 0)

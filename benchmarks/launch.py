@@ -1,6 +1,6 @@
 """Where the time of a transfer goes that is not copying.
 
-    python benchmarks/launch.py --json benchmarks/results/launch.json
+    python benchmarks/launch.py --json launch.json --leaves 1 400 --transports p2p nccl
 
 Moves arrays that are too small for their bytes to matter, into old ones, and splits the time from call to ready: what
 Python does before the first launch, the launch of each program, the rest until the call returns, and from there until
@@ -58,7 +58,8 @@ class Stopwatch:
 
 def layouts() -> dict[str, tuple[NamedSharding, NamedSharding]]:
     devices = jax.devices()
-    one, other = (NamedSharding(Mesh(np.array([device]), ("x",)), P()) for device in (devices[:2][0], devices[:2][-1]))
+    ends = devices[0], devices[min(1, len(devices) - 1)]
+    one, other = (NamedSharding(Mesh(np.array([device]), ("x",)), P()) for device in ends)
     if len(devices) == 1:
         return {"0 -> 0": (one, one)}
     both = Mesh(np.array(devices[:2]), ("x",))

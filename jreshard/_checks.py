@@ -13,7 +13,8 @@ from jreshard._compat import deleted_among, is_array
 from jreshard._leaves import LeafErrors, Path, describe, match_structure, paths_of
 from jreshard._planning.route import Target
 from jreshard._runtime.memory import shared_memory
-from jreshard._sources import Signature, Source, check_whole_numbers, facts_of, read_source
+from jreshard._signature import Signature, facts_of
+from jreshard._sources import Source, check_whole_numbers, read_source
 
 
 def check_timeout(timeout: float) -> None:

@@ -16,6 +16,10 @@ _IDS_SHOWN = 16
 class LeafErrors:
     """Collects what is wrong with each leaf, to raise it all at once.
 
+    Args:
+        doing: what the caller asked for.
+        root: what the tree is called that paths are in.
+
     Example:
         >>> errors = LeafErrors("transfer")
         >>> errors.add((), "is deleted; expected a live array")
@@ -26,14 +30,16 @@ class LeafErrors:
           params: is deleted; expected a live array
     """
 
-    def __init__(self, doing: str) -> None:
-        self._doing = doing
+    def __init__(self, doing: str, root: str = "params") -> None:
+        self._doing, self.root = doing, root
         self._found: list[str] = []
         self._kinds: set[type[Exception]] = set()
 
-    def add(self, path: Path | str, message: str, *, root: str = "params", kind: type[Exception] = ValueError) -> None:
+    def add(
+        self, path: Path | str, message: str, *, root: str | None = None, kind: type[Exception] = ValueError
+    ) -> None:
         """Notes one fault: `path` of the leaf, what was found and what was expected."""
-        name = path if isinstance(path, str) else root + keystr(path)
+        name = path if isinstance(path, str) else (root or self.root) + keystr(path)
         self._found.append(f"  {name}: {message}")
         self._kinds.add(kind)
 
@@ -124,10 +130,10 @@ def _match(prefix: Any, tree: Any, path: Path, name: str, errors: LeafErrors, ou
         errors.add(path, f"{name} has a {type(prefix).__name__}; expected a NamedSharding", kind=TypeError)
     elif wanted is None:
         errors.add(
-            path, f"{name} has a {type(prefix).__name__}; expected one NamedSharding, for params has a leaf here"
+            path, f"{name} has a {type(prefix).__name__}; expected one NamedSharding, for {errors.root} has a leaf here"
         )
     elif tree is not None:
-        if not _same_keys(prefix, tree, path, (name, "params"), errors):
+        if not _same_keys(prefix, tree, path, (name, errors.root), errors):
             return
         keys = _keys_of(tree)
         for key, child in wanted.items():

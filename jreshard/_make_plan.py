@@ -17,7 +17,8 @@ from jreshard._planning.route import Leaf, Route, Target
 from jreshard._planning.spread import Spread, take_turns
 from jreshard._runtime.party import Party
 from jreshard._runtime.transform import SourceTransform, Transform, cast_floating, device_sets
-from jreshard._sources import Signature, Source, alias_pattern, read_source
+from jreshard._signature import Signature, alias_pattern
+from jreshard._sources import Source, read_source
 from jreshard._wire import UNUSABLE
 
 # What is computed with in 64 bits stays exact below these.
@@ -55,8 +56,13 @@ def build_plan(
     out_tree, made, out_pattern = given, sources, pattern
     if transform is not None:
         errors.raise_any()
+        if not callable(transform):
+            raise TypeError(
+                f"transform is {transform!r}; expected a function from params to the tree that is to arrive"
+            )
         applied = _apply(transform, params, cast(list[Source], sources), dst_sharding, dtype, errors, timeout)
         out_tree, made, out_pattern = FlatTree.of(applied.out_info), applied.sources, None
+        errors = LeafErrors("transfer" if executes else "plan", root="transform(params)")
     targets = _targets(out_tree, made, out_pattern, dst_sharding, dtype, errors, executes)
     errors.raise_any()
     signature = Signature(given.structure, tuple(cast(list[Source], sources)), pattern)
@@ -69,7 +75,10 @@ def build_plan(
 def _floating(dtype: Any) -> Any:
     if dtype is None:
         return None
-    dtype = jax.dtypes.canonicalize_dtype(jnp.dtype(dtype))
+    try:
+        dtype = jax.dtypes.canonicalize_dtype(jnp.dtype(dtype))
+    except TypeError:
+        raise TypeError(f"dtype is {dtype!r}; expected a floating dtype, such as jnp.bfloat16") from None
     if dtype.name in UNUSABLE:
         raise TypeError(f"dtype is {dtype}, which XLA cannot compute with; expected another")
     if not jnp.issubdtype(dtype, jnp.floating):

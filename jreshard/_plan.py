@@ -29,7 +29,7 @@ from jreshard._planning.topology import Placement, Topology
 from jreshard._runtime.execution import Execution
 from jreshard._runtime.transform import SourceTransform
 from jreshard._runtime.transport import choose_transport
-from jreshard._sources import Signature, alias_pattern
+from jreshard._signature import Signature, alias_pattern
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,8 +81,8 @@ class Plan:
     Attributes:
         targets: the leaves of the result: path, shape, dtype, shardings.
         routes: the leaves grouped by (source mesh, destination mesh), each with its moves.
-        devices: the device of each rank: those of the source meshes first, then the others. Meshes of which only leaves
-            without elements lie on are not counted.
+        devices: the device of each rank: those of the source meshes first, then the others. Meshes on which only leaves
+            without elements lie are not counted.
         topology: the links that it was made for, or `None`.
     """
 
@@ -150,12 +150,12 @@ class Plan:
         """`execute` for leaves that are known to be those that the plan was made for."""
         check_timeout(timeout)
         check_host_values(leaves, self._signature.sources, self._host_values)
-        deadline = Deadline.after(float(timeout))
+        timeout = float(timeout)
         if transport not in self._chosen:
-            self._chosen[transport] = choose_transport(transport, self.devices, deadline)
+            self._chosen[transport] = choose_transport(transport, self.devices, Deadline.after(timeout))
         chosen = self._chosen[transport]
         old = None if into is None else self._check_into(into, leaves)
-        out = self._execution.run(leaves, old, donate=donate, verify=verify, deadline=deadline, transport=chosen)
+        out = self._execution.run(leaves, old, donate=donate, verify=verify, timeout=timeout, transport=chosen)
         # Without a transform the result has the very structure handed over: what its containers carry beside their
         # leaves may equal the planned one's and yet differ from it, as 1 and True do.
         return jax.tree.unflatten(treedef if self._transform is None else self._out_treedef, out)

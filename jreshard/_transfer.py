@@ -16,7 +16,7 @@ from jreshard._plan import Plan
 from jreshard._planning.spread import even_out, take_turns
 from jreshard._planning.topology import Topology
 from jreshard._runtime.transform import Transform
-from jreshard._sources import alias_pattern, facts_of
+from jreshard._signature import alias_pattern, facts_of
 
 _TIMEOUT = 300.0
 _PLANS_KEPT = 64
@@ -55,7 +55,8 @@ def transfer(
         transform: a traceable function from `params` to the tree that is to arrive, compiled for the source devices.
             Its identity is part of the cache key: pass the same function each time.
         verify: compare position-dependent checksums of both sides; waits for the result.
-        timeout: seconds after which a transfer that has not ended fails, naming the devices that it waited for.
+        timeout: seconds after which a transfer that has not ended fails, naming the devices that it waited for. What a
+            first call compiles does not count.
         transport: `"host"` between CPU devices, `"p2p"` (copy engines) between GPUs of one host, `"nccl"` between any
             GPUs; `"auto"` takes the first of these that works.
 

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from oracle import (
     assert_holds,
     assert_tree_holds,
+    lendable,
     mesh,
     named,
     numbers,
@@ -214,6 +215,16 @@ def test_into_with_shared_leaves():
         assert all(addresses in before for addresses in tree_pointers(new))
         assert first is None or tree_pointers(new) == first
         old, first = new, tree_pointers(new)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_into_memory_of_the_host(replicas):
+    """What `device_put` lends to all devices is one address on each."""
+    src, dst = named(mesh([0, 1]), "x"), named(mesh(list(range(2, 2 + replicas))))
+    value, poisoned = values(SHAPE), lendable(poison(values(SHAPE)))
+    old = {"w": jax.device_put(poisoned, dst)}
+    moved = jreshard.transfer({"w": put(value, src)}, src, dst, into=old)
+    assert_tree_holds(moved, {"w": value}, dst)
 
 
 def test_into_keeps_a_host_view_whole():

@@ -3,6 +3,16 @@
 from collections.abc import Iterable, Mapping
 
 
+def seconds(timeout: float) -> str:
+    """For messages: what was left of a timeout when it was handed on is the timeout, as good as.
+
+    Example:
+        >>> seconds(5.99731), seconds(299.998)
+        ('6 s', '300 s')
+    """
+    return f"{timeout:.3g} s" if timeout < 100 else f"{timeout:.0f} s"
+
+
 class MismatchError(ValueError):
     """The processes of a group were about to do different things; each of them gets this error.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jreshard._control import auth
-from jreshard._control.errors import FrameError, MismatchError, PeerLost, PeerTimeout
+from jreshard._control.errors import FrameError, MismatchError, PeerLost, PeerTimeout, seconds
 from jreshard._control.frames import MAX_FRAME, Message, Stream, encode, unwrap, wrap
 from jreshard._control.hub import BEAT, BEATS, MAX_SILENCE, peer_here
 from jreshard._control.sockets import Waker, configure
@@ -110,7 +110,7 @@ class Group:
         self._check_process()
         self.check_usable(what)
         if not self._turn.acquire(timeout=max(0.0, timeout)):
-            message = f"{what}: another thread of this process has been in a round for all of {timeout:g} s"
+            message = f"{what}: another thread of this process has been in a round for all of {seconds(timeout)}"
             raise PeerTimeout(message, [self.process])
         try:
             answer = self._take_part(what, payload, deadline)
@@ -126,7 +126,7 @@ class Group:
             case _:
                 hub = self.processes[0]
                 names = f"process {hub} ({self._hub_peer}), at which the processes meet,"
-                raise PeerTimeout(f"{what}: {names} did not answer within {timeout:g} s", [hub])
+                raise PeerTimeout(f"{what}: {names} did not answer within {seconds(timeout)}", [hub])
 
     def fail(self, reason: str) -> None:
         """Tells all other members at once that what is under way has failed here.
@@ -245,7 +245,7 @@ class Group:
         self, what: str, missing: Mapping[int, str | None], said: Mapping[str, str], timeout: float
     ) -> NoReturn:
         names = _list([f"process {p} ({peer or 'not connected'})" for p, peer in missing.items()])
-        message = f"{what}: {names} did not come within {timeout:g} s"
+        message = f"{what}: {names} did not come within {seconds(timeout)}"
         if any(other != what for other in said.values()):
             message += f"; and those that came are about to do different things: {_quote(said)}"
         raise PeerTimeout(message, missing)

@@ -21,7 +21,7 @@ from jreshard._compat import (
     distributed_client,
     distributed_process,
 )
-from jreshard._control.errors import PeerTimeout
+from jreshard._control.errors import PeerTimeout, seconds
 from jreshard._control.group import SILENCE, Group, join
 from jreshard._control.hub import Hub, peer_here
 
@@ -70,7 +70,9 @@ class _Job:
         with self._lock:
             making = self._making.setdefault(processes, threading.Lock())
         if not making.acquire(timeout=max(0.0, timeout)):
-            raise PeerTimeout(f"another thread has been connecting to this group for {timeout:g} s", [processes[0]])
+            raise PeerTimeout(
+                f"another thread has been connecting to this group for {seconds(timeout)}", [processes[0]]
+            )
         try:
             group = self._groups.get(processes)
             if group is None or group.broken:
@@ -112,7 +114,7 @@ class _Job:
             except OSError as error:
                 problem = f"process {hub} ({card['peer']}) cannot be reached at {address[0]}:{address[1]}: {error}"
             time.sleep(min(_PAUSE, max(0.0, deadline - time.monotonic())))
-        raise PeerTimeout(f"no group of the processes {list(processes)} within {timeout:g} s: {problem}", [hub])
+        raise PeerTimeout(f"no group of the processes {list(processes)} within {seconds(timeout)}: {problem}", [hub])
 
 
 _lock = threading.Lock()

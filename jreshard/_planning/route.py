@@ -225,8 +225,8 @@ class Route:
         return arranged
 
     @cached_property
-    def parts(self) -> list[list[slice]]:
-        """The chunks of leaves, one FFI call each, of every part."""
+    def chunks_by_part(self) -> list[list[slice]]:
+        """The leaves of each FFI call, by the part that is launched with it."""
         size = leaves_in_a_call(getattr(self.devices[0], "platform", "none"))
         begins = [0, *self.part_ends[:-1]]
         return [
@@ -245,7 +245,7 @@ class Route:
     def table(self) -> np.ndarray:
         """The words of the whole route for the native core."""
         words = [template.words for template in self.templates]
-        ends = [chunk.stop for part in self.parts for chunk in part]
+        ends = [chunk.stop for part in self.chunks_by_part for chunk in part]
         return plan_words(len(self.devices), self.src_ranks, self.dst_ranks, self.template_of, words, ends)
 
     @cached_property

@@ -17,6 +17,7 @@ from jreshard._compat import all_row_major, deleted_among, is_array, launching, 
 from jreshard._deadline import Deadline
 from jreshard._leaves import LeafErrors
 from jreshard._planning.route import Route, Target
+from jreshard._runtime import parts
 from jreshard._runtime.launch import Launcher
 from jreshard._runtime.transform import SourceTransform
 from jreshard._runtime.verify import boxes_of, checksums, compare
@@ -24,10 +25,6 @@ from jreshard._sources import lies_elsewhere
 from jreshard._wire import wire_of
 
 _RESULTS_KNOWN = 4  # as many buffers as a caller may use in turn without slow checks
-_FEWEST_LEAVES, _FIRST_PART = 64, 4  # of a route that is launched in parts, and of the first of them
-# What launching a part takes, by itself and for each leaf, and how fast NVLink copies: on a host with H200s
-# (benchmarks/launch.py). Where copying is slower, there is more time to launch.
-_PART_SECONDS, _LEAF_SECONDS, _COPY_RATE = 5e-4, 14e-6, 4e11
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Execution:
         *,
         donate: bool,
         verify: bool,
-        deadline: Deadline,
+        timeout: float,
         transport: str,
     ) -> list[Array]:
         """The leaves of the result, in the order of the targets.
@@ -76,18 +73,19 @@ class Execution:
             into: the leaves of the old result, checked; or `None`.
             donate: delete the arrays among `leaves`.
             verify: compare checksums of both sides; waits for the result.
-            deadline: when a transfer that has not ended fails.
+            timeout: seconds after which a transfer that has not ended fails, once all is compiled.
             transport: `"host"`, `"p2p"` or `"nccl"`.
         """
         with self._lock:
             ready = self._ready.get(transport)
             if ready is None:
-                routes = [_arranged(route, transport) for route in self._routes]
+                routes = [parts.arranged(route, transport) for route in self._routes]
                 ready = self._ready[transport] = [self._make_ready(route, transport) for route in routes]
             for route in ready:
                 route.launcher.compile(into=into is not None)
-        if sum(route.launcher.programs for route in ready) > 1:
-            # JAX would refuse other device-local layouts as well, but by then a program before may have moved leaves.
+        deadline = Deadline.after(timeout)
+        if sum(route.launcher.parts for route in ready) > 1:
+            # JAX would refuse other device-local layouts as well, but by then a part before may have moved.
             paths = [target.path for target in self._targets]
             _check_layouts("into", paths, into or [])
             if self._transform is None:
@@ -120,7 +118,7 @@ class Execution:
             len(arrays) == len(last)
             and (not last or last[0]() is arrays[0])
             and all([ref() is x for ref, x in zip(last, arrays, strict=True)])
-            for last in self._returned
+            for last in tuple(self._returned)  # other threads may add to it
         )
 
     def _make_ready(self, route: Route, transport: str) -> _ReadyRoute:
@@ -191,12 +189,12 @@ class Execution:
 def _make_empty(target: Target) -> Array:
     """The array of a target without elements."""
     wire = wire_of(target.dtype)
-    empty = _place_shards(np.zeros(target.shape + wire.tail, wire.array_dtype), target.dst)
-    if not wire.tail:
-        return empty
-    if not empty.addressable_shards:
-        return jax.make_array_from_single_device_arrays(target.shape, target.dst, [], dtype=target.dtype)
-    with own_tracing_context():
+    with launching(), own_tracing_context():
+        empty = _place_shards(np.zeros(target.shape + wire.tail, wire.array_dtype), target.dst)
+        if not wire.tail:
+            return empty
+        if not empty.addressable_shards:
+            return jax.make_array_from_single_device_arrays(target.shape, target.dst, [], dtype=target.dtype)
         keys: Array = jax.jit(wire.decode, out_shardings=target.dst)(empty)
         return keys
 
@@ -207,39 +205,6 @@ def _place_shards(value: np.ndarray, sharding: NamedSharding) -> Array:
         value.shape, sharding, lambda index: value[index].copy(), dtype=value.dtype
     )
     return shards
-
-
-def _arranged(route: Route, transport: str) -> Route:
-    """The route in the parts in which it is launched.
-
-    Copy engines of GPUs copy while the host launches: the largest leaves go first, few of them, and each part after
-    that has as many as can be launched while the one before is copied.
-    """
-    sizes = np.array([route.kinds[kind].nbytes for kind in route.kind_of])
-    if transport != "p2p" or len(sizes) < _FEWEST_LEAVES:
-        return route
-    largest_first = np.argsort(-sizes, kind="stable")
-    cuts = _cuts(sizes[largest_first] / len(route.dst_ranks) / _COPY_RATE)
-    return route.in_parts([sorted(some.tolist()) for some in np.split(largest_first, cuts)]) if cuts else route
-
-
-def _cuts(seconds: np.ndarray) -> list[int]:
-    """Where the parts after the first begin, given what copying each leaf takes."""
-
-    def launched_meanwhile(begin: int, end: int) -> int:
-        return int((seconds[begin:end].sum() - _PART_SECONDS) / _LEAF_SECONDS)
-
-    cuts: list[int] = []
-    begin, end = 0, _FIRST_PART
-    while end < len(seconds) and launched_meanwhile(begin, end) < 2 * end:  # so that few parts are enough
-        end += 1
-    while end < len(seconds):
-        fits = launched_meanwhile(begin, end)
-        if fits < end - begin:  # copying does not cover the launching any more
-            break
-        cuts.append(end)
-        begin, end = end, end + fits
-    return cuts
 
 
 def _in_the_memory_of(old: Array, new: Array) -> Array:

@@ -24,7 +24,7 @@ from jreshard._runtime.party import Party
 from jreshard._runtime.programs import Program, Programs
 from jreshard._runtime.watcher import watcher
 
-# On GPUs the n-th launch of a step belongs to the n-th call, and all devices must see calls in one order. Several
+# On GPUs launches belong to calls by their order, and all devices must see calls in one order. Several
 # processes have to meet for one transfer after the other.
 _launch_order = threading.RLock()
 _release_thread = ThreadPoolExecutor(1, thread_name_prefix="jreshard-release")
@@ -56,6 +56,7 @@ class Launcher:
 
     Attributes:
         party: the processes whose devices take part.
+        parts: how many are launched, one after the other: before all but the first something may have moved.
     """
 
     def __init__(self, route: Route, src_dtypes: Sequence[Any], transport: str) -> None:
@@ -63,6 +64,7 @@ class Launcher:
         self._waits = transport == "nccl"
         self._connection: Connection = (NcclConnection if self._waits else PullConnection)(route, self.party)
         self._programs = Programs(route, src_dtypes, self._connection.key, in_order=self._waits)
+        self.parts = len(route.part_ends)
         self._leaves, self._src_dtypes = route.leaves, src_dtypes
         self._what = f"{len(route.leaves)} leaves {_digest(route, src_dtypes)}"
         self._ordered = not self.party.alone or route.devices[0].platform == "gpu"
@@ -84,28 +86,23 @@ class Launcher:
 
     @cached_property
     def _publish(self) -> list[Program]:
-        return list(map(self._programs.compile_publish, range(self._programs.parts)))
+        return list(map(self._programs.compile_publish, range(self.parts)))
 
     @cached_property
     def _receive_new(self) -> list[Program]:
-        return [self._programs.compile_receive(part, into=False) for part in range(self._programs.parts)]
+        return [self._programs.compile_receive(part, into=False) for part in range(self.parts)]
 
     @cached_property
     def _receive_into(self) -> list[Program]:
-        return [self._programs.compile_receive(part, into=True) for part in range(self._programs.parts)]
+        return [self._programs.compile_receive(part, into=True) for part in range(self.parts)]
 
     @cached_property
     def _exchange_new(self) -> list[Program]:
-        return [self._programs.compile_exchange(part, into=False) for part in range(self._programs.parts)]
+        return [self._programs.compile_exchange(part, into=False) for part in range(self.parts)]
 
     @cached_property
     def _exchange_into(self) -> list[Program]:
-        return [self._programs.compile_exchange(part, into=True) for part in range(self._programs.parts)]
-
-    @property
-    def programs(self) -> int:
-        """How many programs take arrays, one after the other: before all but the first something may have moved."""
-        return self._programs.parts
+        return [self._programs.compile_exchange(part, into=True) for part in range(self.parts)]
 
     def compile(self, *, into: bool) -> None:
         """Compiles whatever a run needs, so that a later run launches at once."""
@@ -184,35 +181,49 @@ class Launcher:
         into: Sequence[Array] | None,
         deadline: Deadline,
     ) -> list[Array]:
-        src_call, dst_call = self._programs.call_operands(call)
-        release = partial(self._release, src_call, *published) if self._programs.sends else None
+        programs = self._programs
+        src_call, dst_call = programs.call_operands(call)
 
-        def let_go(launched: Array) -> None:
+        def keep_watch(launched: Array) -> None:
             watcher.watch(launched, exchange, call)
-            if self._programs.one_by_one and self._programs.releases_apart:  # or there is no other program
+            if programs.one_by_one and programs.releases_apart:  # or there is no other program
                 _let_run(launched, deadline)
 
+        release = partial(self._release, src_call, *published) if programs.sends and programs.releases_apart else None
+        if self._waits and release is not None:  # over NCCL there is one part
+            keep_watch(self._publish[0](src_call, *published))
+            return self._receive_beside(release, exchange, call, dst_call, into)
         new: list[Array] = []
-        for part in range(self._programs.parts):
-            leaves = self._programs.leaves_of(part)
+        for part in range(self.parts):
+            leaves = programs.leaves_of(part)
             old = None if into is None else into[leaves]
-            if self._programs.at_once:
-                programs = self._exchange_new if old is None else self._exchange_into
-                some, token = programs[part](src_call, *published[leaves], *(old or ()))
-                let_go(token)
-            else:
-                if self._programs.sends:
-                    let_go(self._publish[part](src_call, *published[leaves]))
-                if self._waits and release is not None:  # there is one part
-                    return self._receive_beside(release, exchange, call, dst_call, into)
-                some = self._receive(part, dst_call, old)
-                if some:
-                    let_go(some[0])
-            new += some
+            new += self._launch_part(part, (src_call, dst_call), published[leaves], old, keep_watch)
         # A release holds up its device, where the same device's receives must go first.
-        if release is not None and self._programs.releases_apart and not exchange.release_now(call):
+        if release is not None and not exchange.release_now(call):
             release()
-        return new if self._programs.receives else self._elsewhere()
+        return new if programs.receives else self._elsewhere()
+
+    def _launch_part(
+        self,
+        part: int,
+        calls: tuple[Any, Any],
+        published: Sequence[Array],
+        old: Sequence[Array] | None,
+        keep_watch: Callable[[Array], None],
+    ) -> list[Array]:
+        """Publishes and receives some leaves; the new arrays, none in a process that has none of their devices."""
+        src_call, dst_call = calls
+        if self._programs.at_once:
+            programs = self._exchange_new if old is None else self._exchange_into
+            new, token = programs[part](src_call, *published, *(old or ()))
+            keep_watch(token)
+            return list(new)
+        if self._programs.sends:
+            keep_watch(self._publish[part](src_call, *published))
+        new = self._receive(part, dst_call, old)
+        if new:
+            keep_watch(new[0])
+        return new
 
     def _receive_beside(
         self,

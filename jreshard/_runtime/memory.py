@@ -9,11 +9,10 @@ from jax import Array
 from jreshard._compat import addresses_of, is_array, is_ready
 
 
-def buffers_of(x: Array) -> list[int]:
-    """The address of every shard of `x` in this process; nothing for an array that is not computed yet.
+def buffers_of(x: Array) -> list[tuple[Any, int]]:
+    """(device, address) of every shard of `x` in this process; nothing for an array that is not computed yet.
 
-    Asking such an array for its address would wait for it, and with Python's lock held. No two devices have the same
-    addresses.
+    Asking such an array for its address would wait for it, and with Python's lock held.
     """
     return addresses_of(x) if is_ready(x) and 0 not in x.shape else []
 
@@ -25,7 +24,7 @@ def shared_memory(donated: Sequence[Array], kept: Iterable[Any]) -> dict[int, in
     later than they are has not their memory.
     """
     jax.block_until_ready([x for x in donated if not is_ready(x)])
-    owner: dict[int, int | None] = {buffer: None for x in kept if is_array(x) for buffer in buffers_of(x)}
+    owner: dict[Any, int | None] = {buffer: None for x in kept if is_array(x) for buffer in buffers_of(x)}
     seen: dict[int, int] = {}
     found: dict[int, int | None] = {}
     for i, x in enumerate(donated):

@@ -1,4 +1,4 @@
-"""The compiled programs of one route: prepare, publish, receive, release; and exchange, which is the last three in one.
+"""The compiled programs of one route: prepare, publish, receive, release; and exchange, which publishes and receives.
 
 Each runs over the user's own mesh, so that arrays pass straight in and out. They carry no declared side effects, which
 would cost JAX's fast dispatch path (some 15 µs an array); instead each returns something that is kept.
@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jreshard._compat import own_tracing_context, row_major
+from jreshard._compat import launching, own_tracing_context, row_major
 from jreshard._layout import layout_of_sharding
 from jreshard._planning.route import Leaf, Route
 from jreshard._runtime.native import PUBLISH, RECEIVE, RELEASE, library
@@ -66,7 +66,6 @@ class Programs:
         prepared: the leaves of which another array than the user's own is published.
         sends: whether this process has devices of the source mesh; else it has no use for the programs over it.
         receives: whether it has devices of the destination mesh.
-        parts: how many there are, each with programs of its own but for the release.
         at_once: whether both meshes are the same devices in the same order, so that one program publishes and receives.
         releases_apart: whether the release is a program by itself.
         one_by_one: whether each program has to have run before the next is launched. On CPU a program keeps as many of
@@ -82,13 +81,12 @@ class Programs:
         ]
         self._key, self._in_order = np.int64(key), in_order
         numbers = count()
-        self._chunks = [[(next(numbers), leaves) for leaves in part] for part in route.parts]
-        self.parts = len(self._chunks)
+        self._chunks = [[(next(numbers), leaves) for leaves in part] for part in route.chunks_by_part]
         self._src, self._dst = _auto(route.src_mesh), _auto(route.dst_mesh)
         self._fixed_calls = None if route.devices[0].platform == "cpu" else (_zero(self._src), _zero(self._dst))
         self.sends, self.receives = _is_local(self._src), _is_local(self._dst)
         self.at_once = self.sends and list(self._src.devices.flat) == list(self._dst.devices.flat)
-        self.releases_apart = not self.at_once or self.parts > 1
+        self.releases_apart = not self.at_once or len(self._chunks) > 1
         local_devices = [len(mesh.local_devices) for mesh in (self._src, self._dst)]
         self.one_by_one = route.devices[0].platform == "cpu" and 1 in local_devices
         self.prepared = [i for i, item in enumerate(self._items) if item.prepared]
@@ -233,7 +231,8 @@ def _auto(mesh: Any) -> Mesh:
 
 
 def _zero(mesh: Mesh) -> Array:
-    return jax.make_array_from_callback((), NamedSharding(mesh, _ALIKE), lambda _: np.uint32(0), dtype=np.uint32)
+    with launching():
+        return jax.make_array_from_callback((), NamedSharding(mesh, _ALIKE), lambda _: np.uint32(0), dtype=np.uint32)
 
 
 def _is_local(mesh: Mesh) -> bool:

@@ -36,12 +36,14 @@ def choose_transport(transport: str, devices: Sequence[Any], deadline: Deadline)
         raise ValueError("the plan was made for meshes without devices; make one for meshes that have them")
     if any(isinstance(device, PaperDevice) for device in devices):
         raise ValueError("the plan's devices exist only on paper; expected ones that can hold arrays")
+    if not devices:
+        return "host"  # nothing moves
     platforms = {device.platform for device in devices}
     if platforms == {"gpu"}:
         if transport == "host":
             raise ValueError("transport 'host' moves arrays between CPUs; the devices are GPUs: use 'auto'")
         return transport if transport != "auto" else _between_gpus(devices, deadline)
-    if platforms != {"cpu"} and devices:
+    if platforms != {"cpu"}:
         names = " and ".join(sorted(platforms))
         raise ValueError(f"the devices are of platform {names}; expected all to be CPUs, or all to be GPUs")
     if transport in ("nccl", "p2p"):

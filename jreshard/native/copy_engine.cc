@@ -71,13 +71,13 @@ void CopyBatch::add_contiguous(cuda::DevicePtr src, cuda::DevicePtr dst, size_t 
   sizes_.push_back(bytes);
 }
 
-std::vector<CopyBatch> CopyBatch::split(size_t parts) const {
-  std::vector<CopyBatch> out(parts, CopyBatch(driver_));
-  std::vector<uint64_t> bytes(parts);
+std::vector<CopyBatch> CopyBatch::split(size_t count) const {
+  std::vector<CopyBatch> out(count, CopyBatch(driver_));
+  std::vector<uint64_t> bytes(count);
   const auto least = [&](uint64_t more) -> CopyBatch& {
-    const size_t part = std::min_element(bytes.begin(), bytes.end()) - bytes.begin();
-    bytes[part] += more;
-    return out[part];
+    const size_t i = std::min_element(bytes.begin(), bytes.end()) - bytes.begin();
+    bytes[i] += more;
+    return out[i];
   };
   for (size_t i = 0; i < sizes_.size(); ++i) least(sizes_[i]).add_contiguous(srcs_[i], dsts_[i], sizes_[i]);
   for (const Strided& s : strided_) least(s.copy->bytes()).strided_.push_back(s);

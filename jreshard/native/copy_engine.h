@@ -16,8 +16,8 @@ class CopyBatch {
   // Queues `copy` between the shards that start at `src` and `dst`.
   void add(const Copy& copy, const void* src, void* dst);
   size_t size() const { return sizes_.size() + strided_.size(); }
-  // The same copies in `parts` batches of about as many bytes each.
-  std::vector<CopyBatch> split(size_t parts) const;
+  // The same copies in so many batches, of about as many bytes each.
+  std::vector<CopyBatch> split(size_t count) const;
   // Enqueues all that was added. Throws std::runtime_error where the driver refuses.
   void enqueue(cuda::Stream stream);
 

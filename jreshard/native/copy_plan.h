@@ -1,7 +1,6 @@
 // The table of copies that one plan asks of the local ranks, as the Python planner wrote it.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>

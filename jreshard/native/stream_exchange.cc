@@ -10,8 +10,8 @@
 namespace jreshard {
 namespace {
 
-// Streams on which a device reads, unless it has more sources, and copies that are worth one. An engine takes some 1.6
-// us between two copies of a batch; four of them in turn leave 0.5 us (benchmarks/lanes.py).
+// Streams on which a device reads, unless it has more sources, and copies that are worth one: engines pause between two
+// copies, less so in turn (benchmarks/lanes.py).
 constexpr size_t kLanes = 4, kCopiesOfALane = 8;
 
 // What each stream of a device copies, by source and lane. Each source gets streams of its own, so that their links

@@ -5,9 +5,9 @@
 // the sources' streams wait for that. Phases after the first are like that among the destinations: each records an
 // event when it has enqueued what others read next, and its stream waits for those who read its arrays. The handlers of
 // a step run on a thread for each device, so they may wait on the host for each other to enqueue; in one order of the
-// chunks on all devices, which is that of the one program that they run. Launches come in the same order on every
-// device, so that the n-th publish, receive and release on a rank belong to the n-th call; the caller sees to it by
-// launching the three steps of a call under one lock.
+// chunks on all devices, which is that of the programs that they run. Launches come in the same order on every device,
+// so that they belong to calls by their number: as many publishes and receives on a rank as there are chunks, and one
+// release. The caller sees to it by launching all of a call under one lock.
 //
 // Between processes flags in shared memory take the place of events (stream_peers.h). A process may fail when all is
 // enqueued already, and no error can be raised on a stream: who calls has to wait() before the result is used.
@@ -26,6 +26,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "copy_plan.h"
@@ -169,6 +170,7 @@ class StreamExchange : public GpuExchange, public Forwarder::Target {
   // Where something has gone wrong half-way: has `stream` go on only behind all that was enqueued for the rank, which
   // may write its arrays.
   void join_sides(const CallPtr& call, int rank, cuda::Stream stream);
+  // The stream on which `rank` reads a lane of `source`, made when it is first wanted.
   cuda::Stream side_stream(int rank, int source, int lane);
   // Enqueues one phase of a receive, behind what it reads.
   void run_phase(const CallPtr& call, int rank, int chunk, int phase, cuda::Stream stream);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <string>
 
 namespace jreshard {
@@ -15,12 +16,11 @@ inline std::chrono::steady_clock::time_point deadline_in(double timeout_s) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout);
 }
 
-// For messages, such as "0.05 s".
+// For messages, such as "0.05 s": what was left of a timeout when it was handed on is the timeout, as good as.
 inline std::string seconds(double value) {
-  std::string text = std::to_string(value);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text + " s";
+  char text[32];
+  std::snprintf(text, sizeof(text), value < 100 ? "%.3g s" : "%.0f s", value);
+  return text;
 }
 
 }  // namespace jreshard

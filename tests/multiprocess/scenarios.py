@@ -22,7 +22,7 @@ import jreshard
 from jreshard import _compat, _transfer
 from jreshard._control import rendezvous
 from jreshard._planning.route import Route
-from jreshard._runtime import communicator, execution, links
+from jreshard._runtime import communicator, links, parts
 from jreshard._runtime.launch import Launcher
 from jreshard._runtime.native import disconnect_process
 from jreshard.bench.gpu import Gpu
@@ -176,7 +176,7 @@ def many_leaves() -> None:
 
 def many_parts() -> None:
     """The same where copying takes longer than launching, so that copy engines get the leaves in parts."""
-    arranged = execution._arranged
+    arranged = parts.arranged
     made: list[Route] = []
 
     def in_parts(route: Route, transport: str) -> Route:
@@ -184,12 +184,12 @@ def many_parts() -> None:
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execution, "_arranged", in_parts)
-        patch.setattr(execution, "_PART_SECONDS", 0.0)
-        patch.setattr(execution, "_LEAF_SECONDS", 12_000 / execution._COPY_RATE)
+        patch.setattr(parts, "arranged", in_parts)
+        patch.setattr(parts, "_PART_SECONDS", 0.0)
+        patch.setattr(parts, "_LEAF_SECONDS", 12_000 / parts._COPY_RATE)
         _transfer._plans._plans.clear()
         many_leaves()
-    assert OPTIONS["transport"] == "nccl" or len(made[0].parts) > 2
+    assert OPTIONS["transport"] == "nccl" or len(made[0].part_ends) > 2
     _transfer._plans._plans.clear()
 
 

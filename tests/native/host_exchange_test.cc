@@ -3,6 +3,7 @@
 // be, so that a core which still used it would be caught.
 #include "host_exchange.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>

@@ -60,9 +60,10 @@ class Transfers {
 
   // A rank's program for each step of a call. XLA may reorder the chunks, on all devices alike. Ranks without a part in
   // it do nothing.
-  void publish(uint32_t id, int rank) {
+  void publish(uint32_t id, int rank) { publish_chunks(id, rank, chunks(2 * id)); }
+  void publish_chunks(uint32_t id, int rank, const std::vector<int>& some) {
     if (!parsed_.sends(rank)) return;
-    for (int chunk : chunks(2 * id)) {
+    for (int chunk : some) {
       driver.enqueue(streams_[rank], [=] {
         each_leaf(chunk, [&](int leaf) {
           const Bytes bytes = made(id, leaf, rank);
@@ -74,9 +75,10 @@ class Transfers {
       exchange->publish(rank, chunk, arrays, streams_[rank]);
     }
   }
-  void receive(uint32_t id, int rank) {
+  void receive(uint32_t id, int rank) { receive_chunks(id, rank, chunks(2 * id + 1)); }
+  void receive_chunks(uint32_t id, int rank, const std::vector<int>& some) {
     if (!parsed_.receives(rank)) return;
-    for (int chunk : chunks(2 * id + 1)) {
+    for (int chunk : some) {
       driver.enqueue(streams_[rank], [=] { overwrite(dst_[rank], chunk); });
       std::vector<void*> arrays;
       each_leaf(chunk, [&](int leaf) { arrays.push_back(dst_[rank][leaf].data()); });
@@ -99,11 +101,29 @@ class Transfers {
   // A whole call from one thread. In between the devices get on with about so many pieces of work at a time.
   void call(uint32_t id, int work) {
     CHECK(exchange->begin(id, kLong));
-    for (auto step : {&Transfers::publish, &Transfers::receive, &Transfers::release}) {
-      for (int rank : shuffled(ranks(), random_)) {
-        (this->*step)(id, rank);
-        if (work) driver.run(random_() % work);
-      }
+    each_rank(work, [&](int rank) { publish(id, rank); });
+    each_rank(work, [&](int rank) { receive(id, rank); });
+    each_rank(work, [&](int rank) { release(id, rank); });
+  }
+  // The same where each chunk is launched by itself.
+  void call_in_parts(uint32_t id, int work) {
+    CHECK(exchange->begin(id, kLong));
+    for (int chunk = 0; chunk < parsed_.num_chunks(); ++chunk) {
+      each_rank(work, [&](int rank) { publish_chunks(id, rank, {chunk}); });
+      each_rank(work, [&](int rank) { receive_chunks(id, rank, {chunk}); });
+    }
+    each_rank(work, [&](int rank) { release(id, rank); });
+  }
+  // What one device publishes and receives, every other call in parts.
+  void move(uint32_t id, int rank) {
+    if (id % 2) {
+      publish(id, rank);
+      receive(id, rank);
+      return;
+    }
+    for (int chunk = 0; chunk < parsed_.num_chunks(); ++chunk) {
+      publish_chunks(id, rank, {chunk});
+      receive_chunks(id, rank, {chunk});
     }
   }
 
@@ -118,6 +138,13 @@ class Transfers {
   int ranks() const { return parsed_.num_ranks(); }
 
  private:
+  template <typename Step>
+  void each_rank(int work, Step step) {
+    for (int rank : shuffled(ranks(), random_)) {
+      step(rank);
+      if (work) driver.run(random_() % work);
+    }
+  }
   static std::vector<int> shuffled(int count, std::mt19937& random) {
     std::vector<int> out(count);
     std::iota(out.begin(), out.end(), 0);
@@ -157,7 +184,10 @@ void test_random_plans() {
     std::mt19937 random(seed);
     Transfers t(random_plan(random, 150), seed, seed % 2);
     // Launched while the devices stand still, or while they are more or less busy.
-    for (uint32_t id = 1; id <= 4; ++id) t.call(id, seed % 3 == 0 ? 0 : 1 << random() % 10);
+    for (uint32_t id = 1; id <= 4; ++id) {
+      const int work = seed % 3 == 0 ? 0 : 1 << random() % 10;
+      random() % 2 ? t.call(id, work) : t.call_in_parts(id, work);
+    }
     t.finish();
   }
 }
@@ -199,8 +229,7 @@ void run_threads(int phases, uint32_t seeds, uint32_t calls) {
     for (int rank = 0; rank < t.ranks(); ++rank) {
       devices.emplace_back([&t, rank, calls] {
         for (uint32_t id = 1; id <= calls; ++id) {
-          t.publish(id, rank);
-          t.receive(id, rank);
+          t.move(id, rank);
           t.driver.run(id % 16);
           t.release(id, rank);
         }

@@ -1,6 +1,7 @@
 """Routes that are launched in parts, as those between GPUs are where copy engines carry them."""
 
 import itertools
+import time
 from typing import Any
 
 import jax
@@ -10,11 +11,12 @@ import oracle
 import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from relays import relayed
 
 import jreshard
-from jreshard._planning import tables
+from jreshard._planning import tables, turns
 from jreshard._planning.route import Route
-from jreshard._runtime import execution
+from jreshard._runtime import parts, programs
 
 LEAVES = 20
 
@@ -22,9 +24,9 @@ LEAVES = 20
 @pytest.fixture
 def three_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4, 8 and 8 leaves: eight are launched while the first four are copied, and eight while those after them."""
-    monkeypatch.setattr(execution, "_FEWEST_LEAVES", LEAVES)
-    monkeypatch.setattr(execution, "_PART_SECONDS", 0.0)
-    monkeypatch.setattr(execution, "_LEAF_SECONDS", 140 / execution._COPY_RATE)
+    monkeypatch.setattr(parts, "_FEWEST_LEAVES", LEAVES)
+    monkeypatch.setattr(parts, "_PART_SECONDS", 0.0)
+    monkeypatch.setattr(parts, "_LEAF_SECONDS", 140 / parts._COPY_RATE)
 
 
 def shardings() -> tuple[NamedSharding, NamedSharding]:
@@ -43,7 +45,7 @@ def tree() -> dict[str, np.ndarray]:
 def test_the_largest_leaves_go_first() -> None:
     src, dst = shardings()
     (route,) = jreshard.plan(jax.device_put(tree(), src), src, dst).routes
-    arranged = execution._arranged(route, "p2p")
+    arranged = parts.arranged(route, "p2p")
     assert arranged.part_ends == [4, 12, 20]
     sizes = [np.prod(leaf.shape) for leaf in arranged.leaves]
     assert min(sizes[:4]) >= max(sizes[4:])
@@ -58,7 +60,7 @@ def test_parts_have_chunks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(tables, "_CHUNK", 3)
     src, dst = shardings()
     (route,) = jreshard.plan(jax.device_put(tree(), src), src, dst).routes
-    chunks = execution._arranged(route, "p2p").parts
+    chunks = parts.arranged(route, "p2p").chunks_by_part
     assert [[(chunk.start, chunk.stop) for chunk in part] for part in chunks] == [
         [(0, 3), (3, 4)],
         [(4, 7), (7, 10), (10, 12)],
@@ -68,16 +70,15 @@ def test_parts_have_chunks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_parts_are_launched_while_the_one_before_is_copied() -> None:
     def copied(leaves: int, nbytes: int) -> np.ndarray:
-        return np.full(leaves, nbytes / execution._COPY_RATE)
+        return np.full(leaves, nbytes / parts._COPY_RATE)
 
-    assert execution._cuts(copied(400, 20 << 20)) == [21, 63, 184]
-    assert execution._cuts(copied(2000, 16 << 10)) == []  # launching takes longer in any case
+    assert parts._cuts(copied(400, 20 << 20)) == [21, 63, 184]
+    assert parts._cuts(copied(2000, 16 << 10)) == []  # launching takes longer in any case
     for seconds in (copied(400, 20 << 20), copied(291, 55 << 20), copied(3000, 24 << 20)):
-        cuts = execution._cuts(seconds)
-        assert execution._FIRST_PART <= cuts[0] < 50
-        parts = np.split(seconds, cuts)
-        for one, after in itertools.pairwise(parts):
-            assert execution._PART_SECONDS + len(after) * execution._LEAF_SECONDS <= one.sum()
+        cuts = parts._cuts(seconds)
+        assert parts._FIRST_PART <= cuts[0] < 50
+        for one, after in itertools.pairwise(np.split(seconds, cuts)):
+            assert parts._PART_SECONDS + len(after) * parts._LEAF_SECONDS <= one.sum()
 
 
 @pytest.mark.usefixtures("three_parts")
@@ -85,19 +86,19 @@ def test_parts_are_launched_while_the_one_before_is_copied() -> None:
 def test_other_transports_take_the_whole_route(transport: str) -> None:
     src, dst = shardings()
     (route,) = jreshard.plan(jax.device_put(tree(), src), src, dst).routes
-    assert execution._arranged(route, transport) is route
+    assert parts.arranged(route, transport) is route
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, three_parts: None) -> list[Route]:
     """Has transfers between CPU devices made in parts, in routes which are then in the list."""
-    arrange, made = execution._arranged, []
+    arrange, made = parts.arranged, []
 
     def arranged(route: Route, transport: str) -> Route:
         made.append(arrange(route, "p2p"))
         return made[-1]
 
-    monkeypatch.setattr(execution, "_arranged", arranged)
+    monkeypatch.setattr(parts, "arranged", arranged)
     monkeypatch.setattr(tables, "_CHUNK", 3)
     return made
 
@@ -111,7 +112,7 @@ def test_a_layout_that_does_not_fit_is_found_before_any_part_moves(made: list[An
     bad = {**old, last: jax.device_put(np.asarray(old[last]), Format(Layout((1, 0)), dst))}
     with pytest.raises(ValueError, match=rf"into\['{last}'\]: has another device-local layout"):
         plan.execute(params, into=bad)
-    assert len(made[0].parts) == 3
+    assert len(made[0].part_ends) == 3
     assert not any(array.is_deleted() for array in bad.values())
 
 
@@ -146,4 +147,62 @@ def test_parts_make_up_the_whole(layouts: Any, made: list[Route]) -> None:
             oracle.assert_tree_holds(
                 old, {name: value.astype(dtype or value.dtype) for name, value in host.items()}, dst
             )
-    assert {len(route.parts) for route in made} == {3 if len(dst.device_set) == 2 else 2}
+    assert {len(route.part_ends) for route in made} == {3 if len(dst.device_set) == 2 else 2}
+
+
+@pytest.mark.usefixtures("made")
+def test_replicas_pass_on_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "plan_moves", relayed)
+    src, _ = shardings()
+    dst = NamedSharding(Mesh(np.array(jax.devices())[1:4], ("y",)), PartitionSpec())
+    host = tree()
+    params = jax.device_put(host, src)
+    plan = jreshard.plan(params, src, dst)
+    old = None
+    for _ in range(3):
+        old = plan.execute(params, into=old, verify=True, timeout=60)
+        oracle.assert_tree_holds(old, host, dst)
+
+
+@pytest.mark.parametrize("layouts", [shardings, overlapping, on_the_same])
+def test_a_part_that_fails_to_launch(layouts: Any, made: list[Route]) -> None:
+    """The call fails at once; the weights are there, and the next call works."""
+    src, dst = layouts()
+    host = {name: oracle.numbers(value.shape) for name, value in tree().items()}
+    params = jax.device_put(host, src)
+    plan = jreshard.plan(params, src, dst)
+    old = plan.execute(params, into=plan.execute(params))
+    (ready,) = plan._execution._ready["host"]
+    receiving = vars(ready.launcher)["_exchange_into" if layouts is on_the_same else "_receive_into"]
+    second = receiving[1]
+
+    def fails(*_: Any) -> None:
+        raise MemoryError("there is no more")
+
+    receiving[1] = fails
+    begin = time.monotonic()
+    with pytest.raises(MemoryError, match="there is no more"):
+        plan.execute(params, into=old, timeout=60)
+    assert time.monotonic() - begin < 30
+    receiving[1] = second
+    oracle.assert_tree_holds(plan.execute(params, timeout=60), host, dst)
+    step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    oracle.assert_tree_holds(step(params), {name: value + 1 for name, value in host.items()}, src)
+
+
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize("layouts", [shardings, overlapping, on_the_same, from_one])
+def test_everything_is_compiled_before_a_call(layouts: Any, into: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    src, dst = layouts()
+    params = jax.device_put(tree(), src)
+    plan = jreshard.plan(params, src, dst)
+    old = plan.execute(params)
+    for transport in plan._execution._ready.values():
+        for ready in transport:
+            ready.launcher.compile(into=into)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a program is compiled while others may wait")
+
+    monkeypatch.setattr(programs, "_compile", refuse)
+    oracle.assert_tree_holds(plan.execute(params, into=old if into else None), tree(), dst)
