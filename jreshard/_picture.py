@@ -37,7 +37,7 @@ def _heat_map(plan: "Plan", figure: Any, axes: Any) -> None:
     traffic = plan.traffic - np.diag(plan.traffic.diagonal())
     ranks = len(traffic)
     block = -(-ranks // _PIXELS)
-    edges = np.arange(0, ranks, block)
+    edges = range(0, ranks, block) if ranks else []
     shown = np.add.reduceat(np.add.reduceat(traffic, edges, axis=0), edges, axis=1) if ranks else traffic
     axes.set_title(f"{human_bytes(plan.bytes_moved)} from rank to rank")
     axes.set_xlabel("receives")

@@ -50,7 +50,7 @@ def transfer(
         donate: delete the source arrays; their memory is free once they have been read. If the transfer then fails,
             the weights are lost.
         into: an earlier result, or a tree like it. Its arrays are donated: the new ones take over their memory, and the
-            old ones are deleted, also if the transfer fails.
+            old ones are deleted, also if the transfer fails once it has begun.
         dtype: a floating dtype. Floating leaves are cast to it on the source side, before anything moves.
         transform: a traceable function from `params` to the tree that is to arrive, compiled for the source devices.
             Its identity is part of the cache key: pass the same function each time.

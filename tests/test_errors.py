@@ -350,6 +350,24 @@ def test_executed_plan_refuses_deleted_arrays():
 # --- after many errors -----------------------------------------------------------------------------------------------
 
 
+def test_options_that_make_no_sense():
+    src, dst = source(), destination()
+    params = params_on_source()
+    with pytest.raises(TypeError, match=r"dtype is 'bf16'; expected a floating dtype, such as jnp\.bfloat16"):
+        jreshard.transfer(params, src, dst, dtype="bf16")
+    with pytest.raises(TypeError, match=r"transform is 3; expected a function from params"):
+        jreshard.transfer(params, src, dst, transform=3)
+    works()
+
+
+def test_faults_of_what_transform_makes():
+    src, dst = source(), destination()
+    name = next(iter(params_on_source()))
+    with pytest.raises(ValueError, match=r"transform\(params\)\['fused'\]: is missing in dst_sharding"):
+        jreshard.transfer(params_on_source(), src, {name: dst}, transform=lambda tree: {"fused": tree[name]})
+    works()
+
+
 def test_a_hundred_errors_in_a_row():
     """A refused call leaves nothing behind that a later one trips over."""
     params, dst = params_on_source(), named(mesh([0, 1, 2]), "x")

@@ -154,6 +154,17 @@ def test_arrays_without_elements_come_first_on_the_same_devices():
         assert_tree_holds(old, host, dst)
 
 
+@pytest.mark.parametrize("host", [{}, {"a": np.zeros((0, 4), np.float32)}], ids=["no leaf", "no element"])
+def test_a_plan_in_which_nothing_moves(host):
+    src, dst = named(mesh([0, 1]), "x"), named(mesh([2, 3]), None, "x")
+    params = jax.tree.map(lambda x: put(x, src), host)
+    plan = jreshard.plan(params, src, dst)
+    assert plan.num_moves == plan.nbytes == 0
+    assert plan.plot() is not None
+    assert "leaves" in repr(plan)
+    assert_tree_holds(plan.execute(params), host, dst)
+
+
 def test_values_of_the_host_take_over_memory_under_any_mesh():
     src, dst = named(mesh([0, 1]), "x"), named(mesh([2, 3]), "x")
     host = {"w": values((4, 4)), "nan": np.full(2, np.nan, np.float32)}

@@ -3,9 +3,9 @@
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from jreshard._runtime.launch import Launcher
 from jreshard._runtime.transform import SourceTransform
 from jreshard._runtime.verify import boxes_of, checksums, compare
 from jreshard._sources import lies_elsewhere
-from jreshard._wire import wire_of
+from jreshard._wire import Wire, wire_of
 
 _RESULTS_KNOWN = 4  # as many buffers as a caller may use in turn without slow checks
 
@@ -76,13 +76,7 @@ class Execution:
             timeout: seconds after which a transfer that has not ended fails, once all is compiled.
             transport: `"host"`, `"p2p"` or `"nccl"`.
         """
-        with self._lock:
-            ready = self._ready.get(transport)
-            if ready is None:
-                routes = [parts.arranged(route, transport) for route in self._routes]
-                ready = self._ready[transport] = [self._make_ready(route, transport) for route in routes]
-            for route in ready:
-                route.launcher.compile(into=into is not None)
+        ready = self._made_ready(transport, into=into is not None)
         deadline = Deadline.after(timeout)
         if sum(route.launcher.parts for route in ready) > 1:
             # JAX would refuse other device-local layouts as well, but by then a part before may have moved.
@@ -92,17 +86,22 @@ class Execution:
                 _check_layouts("params", paths, leaves)
         made = leaves if self._transform is None else self._transform(leaves)
         placed = self._place_host_values(made)
+        out: list[Any] = [None] * len(self._targets)
+        for i in self._empty:
+            out[i] = _make_empty(self._targets[i])
         if donate and self._transform is not None:
             _delete(leaves)
-        out: list[Any] = [None] * len(self._targets)
-        for route in ready:
-            self._run_route(route, made, into, out, verify, deadline)
+        try:
+            for route in ready:
+                self._run_route(route, made, into, out, verify, deadline)
+        except BaseException:
+            if into is not None and any(deleted_among(into)):
+                _delete(into)  # all or none
+            raise
         for i, value in placed.items():
             dst = self._targets[i].dst
             reuse = into is not None and not _far({0: dst}) and not lies_elsewhere(dst)
             out[i] = _in_the_memory_of(into[i], value) if into is not None and reuse else value
-        for i in self._empty:
-            out[i] = _make_empty(self._targets[i])
         for i in self._shared:
             out[i] = out[self._targets[i].same_as]
         if into is not None:
@@ -111,6 +110,17 @@ class Execution:
             _delete(made)
         self._returned.append(list(map(weakref.ref, out)))
         return out
+
+    def _made_ready(self, transport: str, *, into: bool) -> list[_ReadyRoute]:
+        """The routes, with all that they launch compiled."""
+        with self._lock:
+            ready = self._ready.get(transport)
+            if ready is None:
+                routes = [parts.arranged(route, transport) for route in self._routes]
+                ready = self._ready[transport] = [self._make_ready(route, transport) for route in routes]
+            for route in ready:
+                route.launcher.compile(into=into)
+            return ready
 
     def returned(self, arrays: Sequence[Any]) -> bool:
         """Whether these are the very arrays of one of the last results: none of them has another's memory."""
@@ -195,8 +205,13 @@ def _make_empty(target: Target) -> Array:
             return empty
         if not empty.addressable_shards:
             return jax.make_array_from_single_device_arrays(target.shape, target.dst, [], dtype=target.dtype)
-        keys: Array = jax.jit(wire.decode, out_shardings=target.dst)(empty)
-        return keys
+        return _keys_of(wire, target.dst)(empty)
+
+
+@lru_cache(64)
+def _keys_of(wire: Wire, sharding: NamedSharding) -> Callable[[Array], Array]:
+    """The program that makes PRNG keys of their words."""
+    return jax.jit(wire.decode, out_shardings=sharding)
 
 
 def _place_shards(value: np.ndarray, sharding: NamedSharding) -> Array:

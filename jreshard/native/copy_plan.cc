@@ -55,7 +55,7 @@ Copy read_copy(Reader& in, int64_t num_ranks) {
 
 CopyPlan::CopyPlan(const int64_t* table, size_t words) {
   Reader in(table, words);
-  // Every count is bounded by the words that are left, so that a bad table cannot ask for absurd memory.
+  // Every count is bounded by the words that are left.
   const int64_t ranks = in.word_in(1, static_cast<int64_t>(in.left()) + 1, "number of ranks");
   const int64_t leaves = in.word_in(0, static_cast<int64_t>(in.left()) + 1, "number of leaves");
   const int64_t templates = in.word_in(0, static_cast<int64_t>(in.left()) + 1, "number of templates");

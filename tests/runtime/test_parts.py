@@ -184,6 +184,7 @@ def test_a_part_that_fails_to_launch(layouts: Any, made: list[Route]) -> None:
     with pytest.raises(MemoryError, match="there is no more"):
         plan.execute(params, into=old, timeout=60)
     assert time.monotonic() - begin < 30
+    assert all(array.is_deleted() for array in old.values())  # rather than some
     receiving[1] = second
     oracle.assert_tree_holds(plan.execute(params, timeout=60), host, dst)
     step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)

@@ -56,6 +56,12 @@ def choose(devices: list[Any], wanted: str = "auto") -> str:
     return transport.choose_transport(wanted, devices, Deadline.after(5))
 
 
+@pytest.mark.parametrize("wanted", ["auto", "host", "p2p", "nccl"])
+def test_without_devices_there_is_nothing_to_refuse(wanted: str) -> None:
+    """Such as for a tree of arrays without elements."""
+    assert choose([], wanted) == "host"
+
+
 def test_gpus_of_one_process(peers: Callable[..., list[str]], caplog: pytest.LogCaptureFixture) -> None:
     peers()
     assert choose(gpus(0, 0)) == "p2p"
