@@ -7,7 +7,7 @@ from jreshard.bench.shapes import amount
 
 _NAME_WIDTH = 34
 _HEADINGS = {
-    "ms": 10, "+-": 8, "GB/s": 8, "ceiling": 9, "device_put": 12, "time/base": 11, "base/time": 11, "predicted": 11,
+    "ms": 10, "+-": 8, "rounds": 8, "GB/s": 8, "ceiling": 9, "device_put": 12, "time/base": 11, "base/time": 11, "predicted": 11,
     "1 process": 11,
 }  # fmt: skip
 
@@ -54,7 +54,9 @@ def _case(figures: Mapping[str, Any]) -> Iterator[str]:
 def _row(found: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, str]:
     if "median_s" not in found:
         return {"error": found.get("error") or found.get("skipped") or "not timed"}
-    row = {"ms": f"{found['median_s'] * 1e3:.2f}", "+-": f"{_half(found) * 1e3:.2f}"}
+    row = {"ms": f"{found['median_s'] * 1e3:.2f}", "rounds": str(found["rounds"])}
+    if found["rounds"] > 1:
+        row["+-"] = f"{_half(found) * 1e3:.2f}"
     if "bytes_per_s" in found:
         row["GB/s"] = f"{found['bytes_per_s'] / 1e9:.1f}"
     if figures["ceiling"] in found.get("of", {}):

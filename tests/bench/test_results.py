@@ -114,8 +114,9 @@ def test_text() -> None:
     text = table.case(make())
     assert "8 GB, 0 -> 3 replicas: 8.0 GB on the busiest link, 20.00 ms at copy engine" in text
     headings, *rows = text.splitlines()[1:]
-    assert " ".join(headings.split()) == ("ms +- GB/s ceiling device_put time/base base/time predicted; base: 1 -> 1")
-    assert " ".join(rows[0].split()) == "p2p into 25.00 2.50 320.0 0.800 12.0 x 1.25 0.80 +20 %"
+    columns = "ms +- rounds GB/s ceiling device_put time/base base/time predicted"
+    assert " ".join(headings.split()) == f"{columns}; base: 1 -> 1"
+    assert " ".join(rows[0].split()) == "p2p into 25.00 2.50 3 320.0 0.800 12.0 x 1.25 0.80 +20 %"
     assert "ValueError: not here" in text
     assert "no time was left" in text
     died = results.case({"error": "it died", "contenders": {}}, EXPECTED, RATES)
