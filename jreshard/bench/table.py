@@ -7,8 +7,8 @@ from jreshard.bench.shapes import amount
 
 _NAME_WIDTH = 34
 _HEADINGS = {
-    "ms": 10, "+-": 8, "rounds": 8, "GB/s": 8, "ceiling": 9, "device_put": 12, "time/base": 11, "base/time": 11, "predicted": 11,
-    "1 process": 11,
+    "ms": 10, "+-": 8, "rounds": 8, "GB/s": 8, "ceiling": 9, "device_put": 12, "time/base": 11, "base/time": 11,
+    "predicted": 11, "1 process": 11,
 }  # fmt: skip
 
 
