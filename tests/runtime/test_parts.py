@@ -200,7 +200,7 @@ def test_a_part_that_fails_to_launch(layouts: Any, made: list[Route]) -> None:
 
 
 @pytest.mark.parametrize("into", [False, True])
-@pytest.mark.parametrize("layouts", [shardings, overlapping, on_the_same, from_one])
+@pytest.mark.parametrize("layouts", [shardings, on_the_same])
 def test_everything_is_compiled_before_a_call(layouts: Any, into: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     src, dst = layouts()
     params = jax.device_put(tree(), src)
