@@ -12,9 +12,9 @@
 #include <optional>
 #include <string>
 
-// From one random plan to the next. Under sanitizers some have to do: all of them take minutes. Some tests vary with
-// the seed's parity and with its remainder by three: with this stride all of these still come up.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+// From one random plan to the next. Under ThreadSanitizer some have to do: all of them take minutes. Some tests vary
+// with the seed's parity and with its remainder by three: with this stride all of these still come up.
+#ifdef __SANITIZE_THREAD__
 constexpr uint32_t kSeedStride = 5;
 #else
 constexpr uint32_t kSeedStride = 1;

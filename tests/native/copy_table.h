@@ -151,7 +151,7 @@ inline Plan random_plan(std::mt19937& random, int max_leaves, int phases = 1, in
     roles[rank] = sets == 0 || roles.size() == 1 ? 3 : sets == 1 ? 1 + rank % 2 : draw(1, 3);
   }
   Plan plan(draw(0, 1) ? 64 : draw(1, 9), roles);
-  plan.table.grows = draw(0, 1);
+  plan.table.grows = plan.table.chunk % 2;
   for (int t = draw(1, 5); t > 0; --t) {
     plan.add_template();
     for (int phase = 0; phase < phases; ++phase) {
@@ -171,6 +171,20 @@ inline Plan random_plan(std::mt19937& random, int max_leaves, int phases = 1, in
     plan.table.leaf_template.push_back(draw(0, plan.table.templates.size() - 1));
   }
   return plan;
+}
+
+// What one device publishes and receives in a call: all at once or, every other time, each chunk launched by itself.
+template <typename Steps>
+void move_whole_or_in_parts(Steps& steps, uint32_t call, int rank, int chunks) {
+  if (call % 2) {
+    steps.publish(call, rank);
+    steps.receive(call, rank);
+    return;
+  }
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    steps.publish_chunks(call, rank, {chunk});
+    steps.receive_chunks(call, rank, {chunk});
+  }
 }
 
 // What the source array of a leaf holds in a call.

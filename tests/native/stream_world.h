@@ -172,18 +172,7 @@ class World {
       });
     }
   }
-  // Every other call in parts, each launched by itself.
-  void move(uint32_t id, int rank) {
-    if (id % 2) {
-      publish(id, rank);
-      receive(id, rank);
-      return;
-    }
-    for (int chunk = 0; chunk < parsed_.num_chunks(); ++chunk) {
-      publish_chunks(id, rank, {chunk});
-      receive_chunks(id, rank, {chunk});
-    }
-  }
+  void move(uint32_t id, int rank) { move_whole_or_in_parts(*this, id, rank, parsed_.num_chunks()); }
   // Whether it goes well or not, the arrays are somebody else's afterwards.
   void release(uint32_t, int rank) {
     if (!parsed_.sends(rank)) return;
