@@ -347,7 +347,7 @@ def test_executed_plan_refuses_deleted_arrays():
     assert_tree_holds(plan.execute(params_on_source()), host_params(), destination())
 
 
-# --- after many errors -----------------------------------------------------------------------------------------------
+# --- options and transforms ------------------------------------------------------------------------------------------
 
 
 def test_options_that_make_no_sense():
@@ -366,6 +366,9 @@ def test_faults_of_what_transform_makes():
     with pytest.raises(ValueError, match=r"transform\(params\)\['fused'\]: is missing in dst_sharding"):
         jreshard.transfer(params_on_source(), src, {name: dst}, transform=lambda tree: {"fused": tree[name]})
     works()
+
+
+# --- after many errors -----------------------------------------------------------------------------------------------
 
 
 def test_a_hundred_errors_in_a_row():

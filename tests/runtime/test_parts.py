@@ -29,10 +29,15 @@ def three_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "_LEAF_SECONDS", 140 / parts._COPY_RATE)
 
 
-def shardings() -> tuple[NamedSharding, NamedSharding]:
+def rows_to_columns(first: int) -> tuple[NamedSharding, NamedSharding]:
+    """From devices 0 and 1 to two others, from `first` on."""
     devices = np.array(jax.devices())
     rows = NamedSharding(Mesh(devices[:2], ("x",)), PartitionSpec("x"))
-    return rows, NamedSharding(Mesh(devices[2:4], ("x",)), PartitionSpec(None, "x"))
+    return rows, NamedSharding(Mesh(devices[first : first + 2], ("x",)), PartitionSpec(None, "x"))
+
+
+def shardings() -> tuple[NamedSharding, NamedSharding]:
+    return rows_to_columns(2)
 
 
 def tree() -> dict[str, np.ndarray]:
@@ -125,15 +130,11 @@ def test_a_layout_that_does_not_fit_is_found_before_any_part_moves(made: list[An
 
 
 def overlapping() -> tuple[NamedSharding, NamedSharding]:
-    devices = np.array(jax.devices())
-    rows = NamedSharding(Mesh(devices[:2], ("x",)), PartitionSpec("x"))
-    return rows, NamedSharding(Mesh(devices[1:3], ("x",)), PartitionSpec(None, "x"))
+    return rows_to_columns(1)
 
 
 def on_the_same() -> tuple[NamedSharding, NamedSharding]:
-    devices = np.array(jax.devices())
-    rows = NamedSharding(Mesh(devices[:2], ("x",)), PartitionSpec("x"))
-    return rows, NamedSharding(Mesh(devices[:2], ("x",)), PartitionSpec(None, "x"))
+    return rows_to_columns(0)
 
 
 def from_one() -> tuple[NamedSharding, NamedSharding]:
