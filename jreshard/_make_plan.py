@@ -47,7 +47,8 @@ def build_plan(
         timeout: seconds in which other processes have to come, where they tell how a transform's result lies.
         spread: chooses who sends what.
     """
-    errors = LeafErrors("transfer" if executes else "plan")
+    doing = "transfer" if executes else "plan"
+    errors = LeafErrors(doing)
     dtype = _floating(dtype)
     given = FlatTree.of(params)
     sources = _read_sources(given, src_sharding, errors, executes)
@@ -62,7 +63,7 @@ def build_plan(
             )
         applied = _apply(transform, params, cast(list[Source], sources), dst_sharding, dtype, errors, timeout)
         out_tree, made, out_pattern = FlatTree.of(applied.out_info), applied.sources, None
-        errors = LeafErrors("transfer" if executes else "plan", root="transform(params)")
+        errors = LeafErrors(doing, root="transform(params)")
     targets = _targets(out_tree, made, out_pattern, dst_sharding, dtype, errors, executes)
     errors.raise_any()
     signature = Signature(given.structure, tuple(cast(list[Source], sources)), pattern)

@@ -36,7 +36,7 @@ class Signature:
     @cached_property
     def facts(self) -> Facts:
         """`facts_of` such leaves, if all are arrays."""
-        return tuple([(s.shape, s.dtype, s.sharding) for s in self.sources])
+        return _facts(self.sources)
 
 
 def facts_of(leaves: Sequence[Any]) -> Facts:
@@ -44,6 +44,10 @@ def facts_of(leaves: Sequence[Any]) -> Facts:
     if are_plain_arrays(leaves):
         return _seen.of(leaves)
     return tuple([(x.shape, x.dtype, x.sharding) if is_array(x) else _host_facts(x) for x in leaves])
+
+
+def _facts(arrays: Sequence[Any]) -> Facts:
+    return tuple([(x.shape, x.dtype, x.sharding) for x in arrays])
 
 
 def _host_facts(x: Any) -> tuple[Any, ...]:
@@ -77,7 +81,7 @@ class _FactsSeen:
             if found := self._seen.get(key):
                 self._seen.move_to_end(key)
                 return found[0]
-        facts = tuple([(x.shape, x.dtype, x.sharding) for x in arrays])
+        facts = _facts(arrays)
         with self._lock:
             self._seen[key] = facts, describing  # an id stands for an object as long as that lives
             while len(self._seen) > self._capacity:
