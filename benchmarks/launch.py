@@ -5,8 +5,9 @@
 Moves arrays that are too small for their bytes to matter, into old ones, and splits the time from call to ready: what
 Python does before the first launch, the launch of each program, the rest until the call returns, and from there until
 JAX tells that all is ready. Beside it, what a program of as many operands costs that does nothing: no transfer that
-makes JAX arrays can take less. Medians in microseconds. Uses two devices of the default backend, or the one that there
-is; simulated ones where there is only a CPU.
+makes JAX arrays can take less. All of it in a row, and after pauses as long as moving some gigabytes takes: then caches
+are cold and threads asleep. Medians in microseconds. Uses two devices of the default backend, or the one that there is;
+simulated ones where there is only a CPU.
 """
 
 import argparse
@@ -28,8 +29,9 @@ import jreshard
 jax.config.update("jax_num_cpu_devices", 2)
 
 ROUNDS = 30
+PAUSES = {"in a row": 0.0, "after pauses": 0.025}  # seconds
 SHAPE = (64, 64)  # 16 KiB
-PROGRAMS = ("_prepare", "_publish", "_receive_into", "_release", "_exchange_into")
+PROGRAMS = ("_prepare", "_publish", "_receive_into", "_releases", "_exchange_into")
 
 
 class Stopwatch:
@@ -69,7 +71,7 @@ def layouts() -> dict[str, tuple[NamedSharding, NamedSharding]]:
     }
 
 
-def measure(leaves: int, src: NamedSharding, dst: NamedSharding, transport: str) -> dict[str, float]:
+def measure(leaves: int, src: NamedSharding, dst: NamedSharding, transport: str, pause: float) -> dict[str, float]:
     """Medians in microseconds, by stage."""
     params = {f"w{i}": jax.device_put(np.full(SHAPE, i, np.float32), src) for i in range(leaves)}
     plan = jreshard.plan(params, src, dst)
@@ -79,6 +81,7 @@ def measure(leaves: int, src: NamedSharding, dst: NamedSharding, transport: str)
     stages: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
         watch.launches.clear()
+        time.sleep(pause)
         begin = time.perf_counter()
         old = plan.execute(params, into=old, transport=transport)
         returned = time.perf_counter()
@@ -94,12 +97,13 @@ def measure(leaves: int, src: NamedSharding, dst: NamedSharding, transport: str)
     return {name: round(1e6 * statistics.median(of_stage), 1) for name, of_stage in stages.items()}
 
 
-def empty_program(leaves: int, dst: NamedSharding) -> float:
+def empty_program(leaves: int, dst: NamedSharding, pause: float) -> float:
     """Microseconds from call to ready of a program that hands its operands back."""
     arrays = [jax.device_put(np.zeros(SHAPE, np.float32), dst) for _ in range(leaves)]
     program = jax.jit(lambda *xs: list(xs), donate_argnums=tuple(range(leaves))).lower(*arrays).compile()
     seconds = []
     for _ in range(ROUNDS):
+        time.sleep(pause)
         begin = time.perf_counter()
         arrays = jax.block_until_ready(program(*arrays))
         seconds.append(time.perf_counter() - begin)
@@ -115,12 +119,13 @@ def main() -> None:
     cases = []
     for layout, (src, dst) in layouts().items():
         for leaves in args.leaves:
-            floor = empty_program(leaves, dst)
-            for transport in args.transports:
-                stages = measure(leaves, src, dst, transport)
-                cases.append({"layout": layout, "leaves": leaves, "transport": transport, "stages": stages})
-                cases[-1]["an empty program"] = floor
-                print(f"{layout}, {leaves} leaves, {transport}: {stages}, an empty program {floor}", flush=True)
+            for when, pause in PAUSES.items():
+                floor = empty_program(leaves, dst, pause)
+                for transport in args.transports:
+                    stages = measure(leaves, src, dst, transport, pause)
+                    case = {"layout": layout, "leaves": leaves, "transport": transport, "when": when}
+                    cases.append({**case, "stages": stages, "an empty program": floor})
+                    print(f"{', '.join(map(str, case.values()))}: {stages}, an empty program {floor}", flush=True)
     if args.json is not None:
         host = {
             "machine": platform.machine(),

@@ -97,13 +97,13 @@ def is_ready(x: Any) -> bool:
     return bool(_plain(x).is_ready())
 
 
-def addresses_of(x: Any) -> list[tuple[Any, int]]:
-    """The device and the address of each shard in this process. Waits until the array is computed.
+def addresses_of(x: Any) -> list[int]:
+    """The address of every shard of `x` in this process; no two devices have the same ones.
 
     Of the public ways to a shard `addressable_shards` takes up to ten times as long, and `addressable_data` gives one
     replica for all.
     """
-    return [(next(iter(shard.sharding.device_set)), shard.unsafe_buffer_pointer()) for shard in _plain(x)._arrays]
+    return [shard.unsafe_buffer_pointer() for shard in _plain(x)._arrays]
 
 
 def row_major(x: Any) -> bool:

@@ -35,7 +35,7 @@ class Options:
         first = np.maximum.accumulate(np.where(new, np.arange(bins.shape[1]), 0), axis=1)
         self._place = np.empty_like(bins)  # of each option, among those that share its bin
         np.put_along_axis(self._place, order, np.arange(bins.shape[1]) - first, axis=1)
-        self.bins = np.full((len(bins), int(self._column.max()) + 1), -1, np.int64)
+        self.bins = np.full((len(bins), int(np.max(self._column)) + 1), -1, np.int64)
         np.put_along_axis(self.bins, self._column, bins, axis=1)
         self.bins, self.usable = np.maximum(self.bins, 0), self.bins >= 0
 
@@ -63,4 +63,4 @@ class Options:
             used = [b for b, there in zip(bins, usable, strict=True) if there]
             round_of[group] = turn = max([after.get(b, 0) for b in used], default=0)
             after.update(dict.fromkeys(used, turn + 1))
-        return [np.flatnonzero(round_of == turn) for turn in range(int(round_of.max(initial=0)) + 1)]
+        return [np.flatnonzero(round_of == turn) for turn in range(int(np.max(round_of, initial=0)) + 1)]

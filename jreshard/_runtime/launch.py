@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
@@ -65,6 +65,7 @@ class Launcher:
         self._connection: Connection = (NcclConnection if self._waits else PullConnection)(route, self.party)
         self._programs = Programs(route, src_dtypes, self._connection.key, in_order=self._waits)
         self.parts = len(route.part_ends)
+        self._releases_last = self._programs.sends and self._programs.releases_apart and not self._waits
         self._leaves, self._src_dtypes = route.leaves, src_dtypes
         self._what = f"{len(route.leaves)} leaves {_digest(route, src_dtypes)}"
         self._ordered = not self.party.alone or route.devices[0].platform == "gpu"
@@ -79,8 +80,8 @@ class Launcher:
         return self._programs.compile_prepare()
 
     @cached_property
-    def _release(self) -> Program:
-        return self._programs.compile_release()
+    def _releases(self) -> list[Program]:
+        return self._programs.compile_releases()
 
     # By part, as many as there are.
 
@@ -110,7 +111,7 @@ class Launcher:
             if self._programs.sends and self._programs.prepared:
                 _ = self._prepare
             if self._programs.sends and self._programs.releases_apart:
-                _ = self._release
+                _ = self._releases
             if self._programs.at_once:
                 _ = self._exchange_into if into else self._exchange_new
                 return
@@ -182,25 +183,24 @@ class Launcher:
         deadline: Deadline,
     ) -> list[Array]:
         programs = self._programs
-        src_call, dst_call = programs.call_operands(call)
+        calls = programs.call_operands(call)
+        steps = 0
 
-        def keep_watch(launched: Array) -> None:
-            watcher.watch(launched, exchange, call)
+        def keep_watch(launched: Array, more_steps: int) -> None:
+            nonlocal steps
+            steps += more_steps
+            if exchange.steps_run(call) < steps:
+                watcher.watch(launched, exchange, call)
             if programs.one_by_one and programs.releases_apart:  # or there is no other program
                 _let_run(launched, deadline)
 
-        release = partial(self._release, src_call, *published) if programs.sends and programs.releases_apart else None
-        if self._waits and release is not None:  # over NCCL there is one part
-            keep_watch(self._publish[0](src_call, *published))
-            return self._receive_beside(release, exchange, call, dst_call, into)
         new: list[Array] = []
-        for part in range(self.parts):
-            leaves = programs.leaves_of(part)
-            old = None if into is None else into[leaves]
-            new += self._launch_part(part, (src_call, dst_call), published[leaves], old, keep_watch)
+        with _launched_beside(exchange, call) if self._waits else nullcontext() as beside:
+            for part in range(self.parts):
+                new += self._launch_part(part, calls, published, into, keep_watch, beside)
         # A release holds up its device, where the same device's receives must go first.
-        if release is not None and not exchange.release_now(call):
-            release()
+        if self._releases_last and not exchange.release_now(call):
+            self._releases[0](calls[0], *published)
         return new if programs.receives else self._elsewhere()
 
     def _launch_part(
@@ -208,52 +208,38 @@ class Launcher:
         part: int,
         calls: tuple[Any, Any],
         published: Sequence[Array],
-        old: Sequence[Array] | None,
-        keep_watch: Callable[[Array], None],
-    ) -> list[Array]:
-        """Publishes and receives some leaves; the new arrays, none in a process that has none of their devices."""
-        src_call, dst_call = calls
-        if self._programs.at_once:
-            programs = self._exchange_new if old is None else self._exchange_into
-            new, token = programs[part](src_call, *published, *(old or ()))
-            keep_watch(token)
-            return list(new)
-        if self._programs.sends:
-            keep_watch(self._publish[part](src_call, *published))
-        new = self._receive(part, dst_call, old)
-        if new:
-            keep_watch(new[0])
-        return new
-
-    def _receive_beside(
-        self,
-        release: Callable[[], Any],
-        exchange: Exchange,
-        call: int,
-        dst_call: Any,
         into: Sequence[Array] | None,
+        keep_watch: Callable[[Array, int], None],
+        beside: Callable[[Program], None] | None,
     ) -> list[Array]:
-        """Receives while another thread releases: a device's queue may be full until the other side gets on."""
+        """Publishes and receives some leaves; the new arrays, none in a process that has none of their devices.
 
-        def launch() -> None:
-            with launching():
-                release()
-
-        releasing = _release_thread.submit(launch)
-        try:
-            return self._receive(0, dst_call, into) or self._elsewhere()
-        except BaseException as error:
-            exchange.abort(call, f"jreshard: launching the transfer failed: {error}")  # lets the other thread go
-            raise
-        finally:
-            releasing.result()  # its waits have the call's deadline
-
-    def _receive(self, part: int, call: Any, old: Sequence[Array] | None) -> list[Array]:
-        """The new arrays of a part; none where this process has none of their devices."""
-        if not self._programs.receives:
+        Args:
+            part: which leaves.
+            calls: what the source's and the destination's programs take as their call.
+            published: all arrays to publish.
+            into: all old arrays, if any.
+            keep_watch: to be told of each program's result, and how many steps of the call it has.
+            beside: launches the release meanwhile, if it is not to come last.
+        """
+        programs, leaves = self._programs, self._programs.leaves_of(part)
+        publishing, receiving = programs.steps_of(part)
+        operands = [calls[0], *published[leaves]]
+        old = () if into is None else into[leaves]
+        if programs.at_once:
+            exchange = (self._exchange_new if into is None else self._exchange_into)[part]
+            new, token = exchange(*operands, *old)
+            keep_watch(token, publishing + receiving)
+            return list(new)
+        if programs.sends:
+            keep_watch(self._publish[part](*operands), publishing)
+            if beside is not None:
+                beside(partial(self._releases[part], *operands))
+        if not programs.receives:
             return []
-        new: list[Array] = self._receive_new[part](call) if old is None else self._receive_into[part](call, *old)
-        return new
+        new = (self._receive_new if into is None else self._receive_into)[part](calls[1], *old)
+        keep_watch(new[0], receiving)
+        return list(new)
 
     def _elsewhere(self) -> list[Array]:
         """The new arrays as a process sees them that has none of their shards."""
@@ -261,6 +247,29 @@ class Launcher:
             jax.make_array_from_single_device_arrays(leaf.shape, leaf.dst, [], dtype=leaf.dtype)
             for leaf in self._leaves
         ]
+
+
+@contextmanager
+def _launched_beside(exchange: Exchange, call: int) -> Iterator[Callable[[Program], None]]:
+    """Has another thread launch what is handed over; all of it is launched when the context ends.
+
+    A device's queue may be full until the other side gets on.
+    """
+    pending: list[Future[None]] = []
+
+    def launch(program: Program) -> None:
+        with launching():
+            program()
+
+    try:
+        yield lambda program: pending.append(_release_thread.submit(launch, program))
+    except BaseException as error:
+        exchange.abort(call, f"jreshard: launching the transfer failed: {error}")  # lets the other thread go
+        raise
+    finally:
+        wait(pending)  # what they wait for has the call's deadline
+        for future in pending:
+            future.result()
 
 
 def _let_run(result: Array, deadline: Deadline) -> None:

@@ -57,6 +57,8 @@ def library() -> ctypes.CDLL:
     lib.jreshard_begin.argtypes = [ctypes.c_int64, ctypes.c_uint32, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t]
     lib.jreshard_release_now.restype = ctypes.c_bool
     lib.jreshard_release_now.argtypes = [ctypes.c_int64, ctypes.c_uint32]
+    lib.jreshard_steps_run.restype = ctypes.c_int
+    lib.jreshard_steps_run.argtypes = [ctypes.c_int64, ctypes.c_uint32]
     lib.jreshard_broken.restype = ctypes.c_bool
     lib.jreshard_broken.argtypes = [ctypes.c_int64]
     lib.jreshard_wait.restype = ctypes.c_bool
@@ -250,6 +252,13 @@ class Exchange:
     def release_now(self, call: int) -> bool:
         """Whether every reader of the call is done already; if so, no release is to follow."""
         return bool(self._lib.jreshard_release_now(self.key, call))
+
+    def steps_run(self, call: int) -> int:
+        """How many publish and receive steps of the call have run: one a chunk on each device of this process.
+
+        0 where they run later than they are launched; more than there are when the call has ended.
+        """
+        return int(self._lib.jreshard_steps_run(self.key, call))
 
     def abort(self, call: int, reason: str) -> None:
         """Fails the call, if it is still open; whoever waits for it gets `reason` as the error."""

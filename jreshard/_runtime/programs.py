@@ -67,7 +67,7 @@ class Programs:
         sends: whether this process has devices of the source mesh; else it has no use for the programs over it.
         receives: whether it has devices of the destination mesh.
         at_once: whether both meshes are the same devices in the same order, so that one program publishes and receives.
-        releases_apart: whether the release is a program by itself.
+        releases_apart: whether releases are programs by themselves.
         one_by_one: whether each program has to have run before the next is launched. On CPU a program keeps as many of
             XLA's threads as it has devices, of which there may be no more than devices; and while XLA has programs with
             several devices take turns, it lets one with a single device come after those that wait for it.
@@ -86,9 +86,10 @@ class Programs:
         self._fixed_calls = None if route.devices[0].platform == "cpu" else (_zero(self._src), _zero(self._dst))
         self.sends, self.receives = _is_local(self._src), _is_local(self._dst)
         self.at_once = self.sends and list(self._src.devices.flat) == list(self._dst.devices.flat)
-        self.releases_apart = not self.at_once or len(self._chunks) > 1
-        local_devices = [len(mesh.local_devices) for mesh in (self._src, self._dst)]
-        self.one_by_one = route.devices[0].platform == "cpu" and 1 in local_devices
+        # Over NCCL who receives has sent as well, in the same program.
+        self.releases_apart = not self.at_once or (len(self._chunks) > 1 and not in_order)
+        self._local_devices = [len(mesh.local_devices) for mesh in (self._src, self._dst)]
+        self.one_by_one = route.devices[0].platform == "cpu" and 1 in self._local_devices
         self.prepared = [i for i, item in enumerate(self._items) if item.prepared]
 
     def call_operands(self, call: int) -> tuple[Any, Any]:
@@ -103,6 +104,12 @@ class Programs:
         """The leaves of a part."""
         chunks = self._chunks[part]
         return slice(chunks[0][1].start, chunks[-1][1].stop)
+
+    def steps_of(self, part: int) -> tuple[int, int]:
+        """How many publish and how many receive steps a part has on devices of this process."""
+        chunks = len(self._chunks[part])
+        publishing, receiving = self._local_devices
+        return chunks * publishing, chunks * receiving
 
     def compile_prepare(self) -> Program:
         """`(arrays of self.prepared…) -> [published arrays]`: casts and conversions, fused by XLA."""
@@ -119,9 +126,17 @@ class Programs:
         """`(call, published arrays of the part…) -> token`."""
         return self._compile_source(partial(self._publish, part), self._items[self.leaves_of(part)])
 
-    def compile_release(self) -> Program:
-        """`(call, published arrays…) -> token`; while it runs, XLA keeps the arrays as they are."""
-        return self._compile_source(lambda call, *_: self._release(self._src, call, []), self._items)
+    def compile_releases(self) -> list[Program]:
+        """`(call, published arrays…) -> token`; while it runs, XLA keeps the arrays as they are.
+
+        One for each part where chunks are received in their order, else one for all.
+        """
+        if not self._in_order:
+            return [self._compile_release(len(self._chunks) - 1, self._items)]
+        return [self._compile_release(part, self._items[self.leaves_of(part)]) for part in range(len(self._chunks))]
+
+    def _compile_release(self, last_part: int, items: Sequence[_Item]) -> Program:
+        return self._compile_source(lambda call, *_: self._release(last_part, self._src, call, []), items)
 
     def _compile_source(self, fn: Program, items: Sequence[_Item]) -> Program:
         return _compile(fn, [_call_struct(self._src), *self._published(items)], keep_unused=True)
@@ -138,7 +153,7 @@ class Programs:
     def compile_exchange(self, part: int, *, into: bool) -> Program:
         """`(call, published arrays of the part…[, old arrays…]) -> ([new arrays], token)`: publishes and receives.
 
-        Where there is no other part, it also releases.
+        Where releases are no programs by themselves, it also releases.
         """
         items = self._items[self.leaves_of(part)]
         published = self._published(items)
@@ -146,7 +161,7 @@ class Programs:
         def exchange(call: Array, *arrays: Array) -> tuple[list[Array], Array]:
             call = self._publish(part, call, *arrays[: len(published)])
             new, arrived = self._receive(part, call, arrays[len(published) :])
-            return new, call if self.releases_apart else self._release(self._dst, call, arrived)
+            return new, call if self.releases_apart else self._release(part, self._dst, call, arrived)
 
         args = [_call_struct(self._src), *published]
         out = _results(items), NamedSharding(self._dst, _ALIKE)
@@ -208,9 +223,10 @@ class Programs:
         last = wires.pop() if self._in_order else wires[0]
         return [item.wire.decode(wire) for item, wire in zip(items, wires, strict=True)], last
 
-    def _release(self, mesh: Mesh, call: Array, arrived: Sequence[tuple[Array, PartitionSpec]]) -> Any:
-        """Releases when that has arrived."""
-        body = partial(_ffi(RELEASE, _TOKEN), key=self._key)
+    def _release(self, last_part: int, mesh: Mesh, call: Array, arrived: Sequence[tuple[Array, PartitionSpec]]) -> Any:
+        """Releases what is not released yet, up to the end of a part, when that has arrived."""
+        end, _ = self._chunks[last_part][-1]
+        body = partial(_ffi(RELEASE, _TOKEN), key=self._key, end=np.int64(end + 1))
         specs = [_ALIKE, *(spec for _, spec in arrived)]
         return _shard_map(body, mesh, specs, _ALIKE)(call, *(x for x, _ in arrived))
 

@@ -205,6 +205,13 @@ JRESHARD_EXPORT bool jreshard_release_now(int64_t key, uint32_t call) {
   return opened && opened->calls().release_now(call);
 }
 
+// How many publish and receive steps of the call have run on devices of this process, where that can be told; more than
+// there are when it has ended.
+JRESHARD_EXPORT int jreshard_steps_run(int64_t key, uint32_t call) {
+  auto opened = jreshard::find_opened(key);
+  return opened ? opened->calls().steps_run(call) : 0;
+}
+
 // Waits until the call has ended, by its deadline at the latest. Returns false, and writes why, where it failed.
 JRESHARD_EXPORT bool jreshard_wait(int64_t key, uint32_t call, char* error, size_t capacity) {
   return jreshard::guarded(error, capacity, [&] {

@@ -63,8 +63,9 @@ ffi::Future receive(int32_t ordinal, ffi::AnyBuffer call, ffi::RemainingArgs, ff
   return future;
 }
 
+// There is one for all chunks, which end at `end`.
 ffi::Future release(int32_t ordinal, ffi::AnyBuffer call, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> token,
-                    int64_t key) {
+                    int64_t key, int64_t) {
   const auto opened = find_opened(key);
   if (!opened || !opened->host) return failed(no_such_plan());
   hand_on(call, token);
@@ -114,6 +115,7 @@ JRESHARD_EXPORT XLA_FFI_Error* jreshard_cpu_release(XLA_FFI_CallFrame* frame) {
                                    .RemainingArgs()
                                    .Ret<AnyBuffer>()
                                    .Attr<int64_t>("key")
+                                   .Attr<int64_t>("end")
                                    .To(jreshard::release)
                                    .release();
   return handler->Call(frame);

@@ -45,8 +45,10 @@ ffi::Error receive(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::Re
 }
 
 ffi::Error release(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::RemainingArgs,
-                   ffi::Result<ffi::AnyBuffer>, int64_t key) {
-  return with_exchange(key, ordinal, [&](GpuExchange& exchange, int rank) { exchange.release(rank, stream); });
+                   ffi::Result<ffi::AnyBuffer>, int64_t key, int64_t end) {
+  return with_exchange(key, ordinal, [&](GpuExchange& exchange, int rank) {
+    exchange.release(rank, static_cast<int>(end), stream);
+  });
 }
 
 }  // namespace
@@ -93,6 +95,7 @@ JRESHARD_EXPORT XLA_FFI_Error* jreshard_cuda_release(XLA_FFI_CallFrame* frame) {
                                    .RemainingArgs()
                                    .Ret<AnyBuffer>()
                                    .Attr<int64_t>("key")
+                                   .Attr<int64_t>("end")
                                    .To(jreshard::release)
                                    .release();
   return handler->Call(frame);

@@ -14,7 +14,8 @@ class GpuExchange : public Exchange {
   // std::runtime_error.
   virtual void publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream stream) = 0;
   virtual void receive(int rank, int chunk, const std::vector<void*>& arrays, cuda::Stream stream) = 0;
-  virtual void release(int rank, cuda::Stream stream) = 0;
+  // Of the chunks before `end`; ends rise from launch to launch, up to the number of chunks.
+  virtual void release(int rank, int end, cuda::Stream stream) = 0;
 };
 
 }  // namespace jreshard

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -83,9 +84,10 @@ bool NcclExchange::begin(CallId id, double timeout_s) {
   if (broken_.empty()) broken_ = broken;
   if (!broken_.empty() || call_) return false;
   const Clock::time_point deadline = deadline_in(timeout_s);
-  call_ = std::make_unique<Call>(Call{id, deadline, timeout_s, expire_at(deadline, id), "", false});
+  call_ = std::make_unique<Call>(Call{id, deadline, timeout_s, expire_at(deadline, id), "", false, 0});
   for (auto& [rank, device] : devices_) {
-    device.unpublished = plan_.sends(rank) ? plan_.num_chunks() : 0;
+    device.published.assign(plan_.sends(rank) ? plan_.num_chunks() : 0, false);
+    device.released = 0;
     device.launches_left = (plan_.sends(rank) ? 1 : 0) + (plan_.receives(rank) ? plan_.num_chunks() : 0);
   }
   return true;
@@ -94,6 +96,12 @@ bool NcclExchange::begin(CallId id, double timeout_s) {
 int NcclExchange::open_calls() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return call_ && call_->error.empty() ? 1 : 0;
+}
+
+// One that has ended, well or not, has nothing more to learn.
+int NcclExchange::steps_run(CallId id) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return call_ && call_->id == id && call_->error.empty() ? call_->steps_run : std::numeric_limits<int>::max();
 }
 
 bool NcclExchange::broken() const {
@@ -251,25 +259,22 @@ void NcclExchange::check_open() const {
   throw std::runtime_error(broken_.empty() ? "jreshard: this transfer is not under way" : broken_);
 }
 
-template <typename Action>
-void NcclExchange::launch(int rank, cuda::Stream stream, Action action) {
+template <typename Action, typename Enqueued>
+void NcclExchange::launch(int rank, Chunks chunks, cuda::Stream stream, Action action, Enqueued enqueued) {
   Clock::time_point deadline;
   CallId id;
-  bool published;
+  bool published = true;
   Device& device = devices_.at(rank);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     check_open();
     deadline = call_->deadline;
     id = call_->id;
-    published = device.unpublished == 0;
+    for (int chunk = chunks.begin; chunk < chunks.end; ++chunk) {
+      published = published && (!plan_.sends(rank) || device.published[chunk]);
+    }
     ++launching_;
   }
-  const auto leave = [&](bool launched) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    --launching_;
-    if (launched) --device.launches_left;
-  };
   try {
     if (!published) throw std::runtime_error("jreshard: a program ran before the one that publishes its arrays");
     const cuda::CurrentContext context(driver_, stream);
@@ -279,11 +284,14 @@ void NcclExchange::launch(int rank, cuda::Stream stream, Action action) {
     const std::string text = std::string(error.what()) + ", on " + rank_names_[rank];
     const bool first = fail(id, text);
     join_after_failure(device, stream);
-    leave(false);
+    std::lock_guard<std::mutex> lock(mutex_);
+    --launching_;
     if (first) throw std::runtime_error(text);
     throw;
   }
-  leave(true);
+  std::lock_guard<std::mutex> lock(mutex_);
+  --launching_;
+  enqueued(device);
 }
 
 void NcclExchange::publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream) {
@@ -292,22 +300,41 @@ void NcclExchange::publish(int rank, int chunk, const std::vector<const void*>& 
   check_open();
   Device& device = devices_.at(rank);
   std::copy(arrays.begin(), arrays.end(), device.sources.begin() + plan_.chunk_begin(chunk));
-  --device.unpublished;
+  device.published[chunk] = true;
+  ++call_->steps_run;
 }
 
 void NcclExchange::receive(int rank, int chunk, const std::vector<void*>& results, cuda::Stream stream) {
   // The last result is the token for which the next chunk's call waits.
   const Targets arrays(results.begin(), results.empty() ? results.end() : results.end() - 1);
   check_fits(chunk, arrays.size());
-  launch(rank, stream,
-         [&](Device& device, Clock::time_point deadline) { run_waves(device, rank, chunk, arrays, stream, deadline); });
+  launch(
+      rank, {chunk, chunk + 1}, stream,
+      [&](Device& device, Clock::time_point deadline) { run_waves(device, rank, chunk, arrays, stream, deadline); },
+      [&](Device& device) {
+        --device.launches_left;
+        if (call_) ++call_->steps_run;
+      });
 }
 
-void NcclExchange::release(int rank, cuda::Stream stream) {
-  launch(rank, stream, [&](Device& device, Clock::time_point deadline) {
-    if (plan_.receives(rank)) return;  // it has sent in its receive step
-    for (int chunk = 0; chunk < plan_.num_chunks(); ++chunk) run_waves(device, rank, chunk, {}, stream, deadline);
-  });
+void NcclExchange::release(int rank, int end, cuda::Stream stream) {
+  int begin;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    check_open();
+    begin = devices_.at(rank).released;  // its releases come one after the other
+    if (end <= begin || end > plan_.num_chunks()) throw std::runtime_error("jreshard: a program does not fit its plan");
+  }
+  launch(
+      rank, {begin, end}, stream,
+      [&](Device& device, Clock::time_point deadline) {
+        if (plan_.receives(rank)) return;  // it has sent in its receive step
+        for (int chunk = begin; chunk < end; ++chunk) run_waves(device, rank, chunk, {}, stream, deadline);
+      },
+      [&](Device& device) {
+        device.released = end;
+        if (end == plan_.num_chunks()) --device.launches_left;
+      });
 }
 
 void NcclExchange::run_waves(Device& device, int rank, int chunk, const Targets& results, cuda::Stream stream,

@@ -48,6 +48,7 @@ class NcclExchange : public GpuExchange, public Forwarder::Target {
   bool begin(CallId id, double timeout_s) override;
   // Never: those who only send do so in their release step.
   bool release_now(CallId) override { return false; }
+  int steps_run(CallId id) const override;
   void abort(CallId id, const std::string& reason) override;
   void abort_all(const std::string& reason) override;
   int open_calls() const override;
@@ -57,7 +58,7 @@ class NcclExchange : public GpuExchange, public Forwarder::Target {
 
   void publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream stream) override;
   void receive(int rank, int chunk, const std::vector<void*>& results, cuda::Stream stream) override;
-  void release(int rank, cuda::Stream stream) override;
+  void release(int rank, int end, cuda::Stream stream) override;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -70,7 +71,8 @@ class NcclExchange : public GpuExchange, public Forwarder::Target {
     cuda::Event joined = nullptr;      // a side stream has come to the end of the launch
     cuda::Event done = nullptr;        // after the last launch so far
     std::vector<const void*> sources;  // [leaf], where the rank sends
-    int unpublished = 0;               // chunks whose arrays are not known yet
+    std::vector<bool> published;       // [chunk], where the rank sends: whether its arrays are known
+    int released = 0;                  // chunks
     int launches_left = 0;             // launches that enqueue something, and have not yet
   };
   struct Call {
@@ -80,6 +82,7 @@ class NcclExchange : public GpuExchange, public Forwarder::Target {
     Watchdog::Ticket ticket;
     std::string error;
     bool left_to_wait = false;  // the deadline has passed, and wait() is to fail the call
+    int steps_run = 0;          // publishes and receives
   };
   using Targets = std::vector<void*>;
   // The arrays of one chunk on a device.
@@ -106,10 +109,15 @@ class NcclExchange : public GpuExchange, public Forwarder::Target {
   bool busy() const;
   void check_open() const;
   void check_fits(int chunk, size_t arrays) const;
-  // Runs `action(device, deadline)` in the device's context, as one launch of the open call. If it throws, the call
-  // fails, and the stream goes on only when what was enqueued until then is over.
-  template <typename Action>
-  void launch(int rank, cuda::Stream stream, Action action);
+  // The chunks from `begin` to before `end`.
+  struct Chunks {
+    int begin, end;
+  };
+  // Runs `action(device, deadline)` in the device's context, as one launch of the open call for these chunks, and
+  // `enqueued(device)` with the lock held. If it throws, the call fails, and the stream goes on only when what was
+  // enqueued until then is over.
+  template <typename Action, typename Enqueued>
+  void launch(int rank, Chunks chunks, cuda::Stream stream, Action action, Enqueued enqueued);
   void run_waves(Device& device, int rank, int chunk, const Targets& results, cuda::Stream stream,
                  Clock::time_point deadline);
   void run_wave(Device& device, int rank, const NcclSchedule::Wave& wave, const Arrays& arrays, cuda::Stream stream,

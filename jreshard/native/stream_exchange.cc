@@ -1,6 +1,7 @@
 #include "stream_exchange.h"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -125,6 +126,13 @@ int StreamExchange::open_calls() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return static_cast<int>(
       std::count_if(calls_.begin(), calls_.end(), [](const auto& entry) { return entry.second->error.empty(); }));
+}
+
+// One that has ended, well or not, has nothing more to learn.
+int StreamExchange::steps_run(CallId id) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const CallPtr call = find(id);
+  return call && call->error.empty() ? call->steps_run : std::numeric_limits<int>::max();
 }
 
 StreamExchange::CallPtr StreamExchange::find(CallId id) const {
@@ -253,6 +261,7 @@ void StreamExchange::publish(int rank, int chunk, const std::vector<const void*>
   std::lock_guard<std::mutex> lock(mutex_);
   std::copy(arrays.begin(), arrays.end(), call->sources[rank].begin() + plan_.chunk_begin(chunk));
   call->ready[slot(chunk, 0, rank)] = ready;
+  ++call->steps_run;
   changed_.notify_all();
 }
 
@@ -265,6 +274,10 @@ void StreamExchange::receive(int rank, int chunk, const std::vector<void*>& arra
   }
   for (int phase = 0; phase < plan_.num_phases(); ++phase) run_phase(call, rank, chunk, phase, stream);
   if (plan_.num_phases() > 1) await_readers(call, rank, chunk, stream);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++call->steps_run;
+  }
   record_end(call, rank, stream);
 }
 
@@ -356,7 +369,8 @@ void StreamExchange::await_source(const CallPtr& call, int source, int chunk, in
   }
 }
 
-void StreamExchange::release(int rank, cuda::Stream stream) {
+void StreamExchange::release(int rank, int end, cuda::Stream stream) {
+  if (end != plan_.num_chunks()) throw std::runtime_error("jreshard: a program does not fit its plan");
   const Launch launch(*this, kRelease, rank);
   const CallPtr& call = launch.call;
   std::map<int, cuda::Event> copied;

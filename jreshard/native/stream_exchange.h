@@ -61,10 +61,12 @@ class StreamExchange : public GpuExchange, public Forwarder::Target {
   void expired(CallId id) override;
   // Never: whether readers are done is known to the streams only.
   bool release_now(CallId) override { return false; }
+  int steps_run(CallId id) const override;
 
   void publish(int rank, int chunk, const std::vector<const void*>& arrays, cuda::Stream stream) override;
   void receive(int rank, int chunk, const std::vector<void*>& arrays, cuda::Stream stream) override;
-  void release(int rank, cuda::Stream stream) override;
+  // Of all chunks in one launch.
+  void release(int rank, int end, cuda::Stream stream) override;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -83,6 +85,7 @@ class StreamExchange : public GpuExchange, public Forwarder::Target {
     std::vector<std::map<int, cuda::Event>> copied;   // [rank][reader]: after the reader's last chunk so far
     std::vector<std::vector<cuda::Event>> read;       // [chunk * ranks + rank]: after the reads of later phases
     int launches_left = 0;                            // receives and releases that are not enqueued yet
+    int steps_run = 0;                                // publishes and receives that are enqueued
     std::vector<bool> told;                           // [slot]: a rank of another process has published
     std::vector<cuda::Event> ends;                    // after each receive and release, where others take part
     std::vector<std::pair<int, cuda::Event>> events;  // (rank, event) of all that was enqueued; used again afterwards

@@ -175,7 +175,7 @@ def many_leaves() -> None:
 
 
 def many_parts() -> None:
-    """The same where copying takes longer than launching, so that copy engines get the leaves in parts."""
+    """The same where copying takes longer than launching, so that the leaves go in parts."""
     arranged = parts.arranged
     made: list[Route] = []
 
@@ -186,10 +186,10 @@ def many_parts() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "arranged", in_parts)
         patch.setattr(parts, "_PART_SECONDS", 0.0)
-        patch.setattr(parts, "_LEAF_SECONDS", 12_000 / parts._COPY_RATE)
+        patch.setattr(parts, "_LEAF_SECONDS", dict.fromkeys(parts._LEAF_SECONDS, 12_000 / parts._COPY_RATE))
         _transfer._plans._plans.clear()
         many_leaves()
-    assert OPTIONS["transport"] == "nccl" or len(made[0].part_ends) > 2
+    assert len(made[0].part_ends) > 2
     _transfer._plans._plans.clear()
 
 
@@ -241,7 +241,7 @@ def mismatches() -> None:
         params = place(other if odd else host, src)
         with pytest.raises(jreshard.MismatchError, match=rf"process 0.*process 1(.*\n)+.*{named}"):
             jreshard.transfer(params, src, dst, **OPTIONS)
-    with pytest.raises(jreshard.MismatchError, match=r"verify=False'; process 1: .*verify=True'$"):
+    with pytest.raises(jreshard.MismatchError, match=r"verify=False\b.*'; process 1: .*verify=True\b.*'$"):
         jreshard.transfer(place(host, src), src, dst, verify=odd, **OPTIONS)
     for _ in range(2):
         got = jreshard.transfer(place(host, src), src, dst, **OPTIONS)  # and all is well again

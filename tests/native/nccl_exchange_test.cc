@@ -35,20 +35,25 @@ int64_t random_slot(std::mt19937& random) { return draw(random, 0, 2) ? draw(ran
 void call_from_one_thread(NcclWorld& world, Transfers& t, uint32_t id, std::mt19937& random) {
   for (int process = 0; process < world.num_processes(); ++process) CHECK(t.exchange(process).begin(id, kLong));
   std::vector<int> steps;  // ranks, each as often as it launches
+  const int parts = id % 2 ? 1 : t.num_chunks();  // in which each rank releases
   for (int rank = 0; rank < world.num_ranks(); ++rank) {
-    t.publish(id, rank);
     if (t.receives(rank)) steps.insert(steps.end(), t.num_chunks(), rank);
-    if (t.sends(rank)) steps.push_back(rank);
+    if (t.sends(rank)) steps.insert(steps.end(), parts, rank);
   }
   std::shuffle(steps.begin(), steps.end(), random);
-  std::vector<int> chunks(world.num_ranks()), released(world.num_ranks());
+  std::vector<int> chunks(world.num_ranks()), released(world.num_ranks()), published(world.num_ranks());
+  const auto publish = [&](int rank, int end) {
+    while (t.sends(rank) && published[rank] < end) t.publish_chunk(id, rank, published[rank]++);
+  };
   const int work = id % 3 ? 1 << random() % 9 : 0;
   for (int rank : steps) {
     const bool received = !t.receives(rank) || chunks[rank] == t.num_chunks();
-    if (t.sends(rank) && !released[rank] && (received || random() % 2)) {
-      released[rank] = true;
-      t.release(id, rank);
+    if (t.sends(rank) && released[rank] < t.num_chunks() && (received || random() % 2)) {
+      released[rank] += t.num_chunks() / parts;
+      publish(rank, released[rank]);
+      t.release_chunks(rank, released[rank]);
     } else {
+      publish(rank, chunks[rank] + 1);
       t.receive_chunk(id, rank, chunks[rank]++);
     }
     if (work) world.driver.run(random() % work);

@@ -126,17 +126,18 @@ class Transfers {
   // A rank's program for each step of a call. Ranks without a part in it do nothing.
   void publish(uint32_t id, int rank) {
     if (!sends(rank)) return;
-    world_.driver.enqueue(world_.stream(rank), [this, id, rank] {
-      for (size_t leaf = 0; leaf < src_[rank].size(); ++leaf) {
+    for (int chunk = 0; chunk < num_chunks(); ++chunk) publish_chunk(id, rank, chunk);
+  }
+  void publish_chunk(uint32_t id, int rank, int chunk) {
+    world_.driver.enqueue(world_.stream(rank), [this, id, rank, chunk] {
+      for_each_leaf(chunk, [&](int leaf) {
         const Bytes bytes = source_bytes(id, leaf, rank, src_[rank][leaf].size());
         std::copy(bytes.begin(), bytes.end(), src_[rank][leaf].begin());
-      }
+      });
     });
-    for (int chunk = 0; chunk < num_chunks(); ++chunk) {
-      std::vector<const void*> arrays;
-      for_each_leaf(chunk, [&](int leaf) { arrays.push_back(src_[rank][leaf].data()); });
-      exchange_of(rank).publish(rank, chunk, arrays, world_.stream(rank));
-    }
+    std::vector<const void*> arrays;
+    for_each_leaf(chunk, [&](int leaf) { arrays.push_back(src_[rank][leaf].data()); });
+    exchange_of(rank).publish(rank, chunk, arrays, world_.stream(rank));
   }
   void receive(uint32_t id, int rank) {
     if (!receives(rank)) return;
@@ -153,8 +154,9 @@ class Transfers {
     world_.driver.enqueue(world_.stream(rank), [this, id, rank, chunk] { check_chunk(id, rank, chunk); });
   }
   void release(uint32_t, int rank) {
-    if (sends(rank)) exchange_of(rank).release(rank, world_.stream(rank));
+    if (sends(rank)) release_chunks(rank, num_chunks());
   }
+  void release_chunks(int rank, int end) { exchange_of(rank).release(rank, end, world_.stream(rank)); }
 
   // What comes right after wait() in a process: results are read, and all arrays overwritten, by the host or by the
   // streams' next work.
@@ -189,16 +191,39 @@ class Transfers {
     });
     if (!first.empty()) return first;
     hear(id, process);
-    for (int rank : ranks_of(process)) attempt([&] { publish(id, rank); });
-    std::vector<std::function<void()>> launches;
-    for (int rank : ranks_of(process)) {
-      launches.push_back([&, rank] { attempt([&] { receive(id, rank); }); });
-      launches.push_back([&, rank] { attempt([&] { release(id, rank); }); });
+    if (id % 2) {
+      launch(id, process, attempt);
+    } else {
+      launch_in_parts(id, process, attempt);
     }
-    at_once(std::move(launches));
     if (first.empty()) attempt([&] { exchange(process).wait(id); });
     if (first.empty()) check_and_reuse(id, process);
     return first;
+  }
+  template <typename Attempt>
+  void launch(uint32_t id, int process, Attempt attempt) {
+    for (int rank : ranks_of(process)) attempt([&] { publish(id, rank); });
+    std::vector<std::function<void()>> launches;
+    for (int rank : ranks_of(process)) {
+      launches.push_back([=] { attempt([&] { receive(id, rank); }); });
+      launches.push_back([=] { attempt([&] { release(id, rank); }); });
+    }
+    at_once(std::move(launches));
+  }
+  // The same where each chunk is launched by itself.
+  template <typename Attempt>
+  void launch_in_parts(uint32_t id, int process, Attempt attempt) {
+    for (int chunk = 0; chunk < num_chunks(); ++chunk) {
+      std::vector<std::function<void()>> launches;
+      for (int rank : ranks_of(process)) {
+        if (sends(rank)) {
+          attempt([&] { publish_chunk(id, rank, chunk); });
+          launches.push_back([=] { attempt([&] { release_chunks(rank, chunk + 1); }); });
+        }
+        if (receives(rank)) launches.push_back([=] { attempt([&] { receive_chunk(id, rank, chunk); }); });
+      }
+      at_once(std::move(launches));
+    }
   }
   // Calls in all processes, which need not keep pace with each other. Returns the first errors.
   std::vector<std::string> run_everywhere(uint32_t id, double timeout_s = kLong) {

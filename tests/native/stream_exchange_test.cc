@@ -92,7 +92,7 @@ class Transfers {
   }
   void release(uint32_t, int rank) {
     if (!parsed_.sends(rank)) return;
-    exchange->release(rank, streams_[rank]);
+    exchange->release(rank, parsed_.num_chunks(), streams_[rank]);
     driver.enqueue(streams_[rank], [=] {
       for (int chunk = 0; chunk < parsed_.num_chunks(); ++chunk) overwrite(src_[rank], chunk);
     });

@@ -176,7 +176,8 @@ class World {
   // Whether it goes well or not, the arrays are somebody else's afterwards.
   void release(uint32_t, int rank) {
     if (!parsed_.sends(rank)) return;
-    const std::string error = error_of([&] { exchange(process_of_[rank]).release(rank, streams_[rank]); });
+    const std::string error =
+        error_of([&] { exchange(process_of_[rank]).release(rank, parsed_.num_chunks(), streams_[rank]); });
     driver.enqueue(streams_[rank], [=] {
       for (int chunk = 0; chunk < parsed_.num_chunks(); ++chunk) overwrite(src_[rank], chunk);
     });

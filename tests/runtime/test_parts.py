@@ -26,7 +26,7 @@ def three_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4, 8 and 8 leaves: eight are launched while the first four are copied, and eight while those after them."""
     monkeypatch.setattr(parts, "_FEWEST_LEAVES", LEAVES)
     monkeypatch.setattr(parts, "_PART_SECONDS", 0.0)
-    monkeypatch.setattr(parts, "_LEAF_SECONDS", 140 / parts._COPY_RATE)
+    monkeypatch.setattr(parts, "_LEAF_SECONDS", dict.fromkeys(("p2p", "nccl"), 140 / parts._COPY_RATE))
 
 
 def rows_to_columns(first: int) -> tuple[NamedSharding, NamedSharding]:
@@ -84,21 +84,44 @@ def test_parts_are_launched_while_the_one_before_is_copied() -> None:
     def copied(leaves: int, nbytes: int) -> np.ndarray:
         return np.full(leaves, nbytes / parts._COPY_RATE)
 
-    assert parts._cuts(copied(400, 20 << 20)) == [21, 63, 184]
-    assert parts._cuts(copied(2000, 16 << 10)) == []  # launching takes longer in any case
+    launching = parts._LEAF_SECONDS["p2p"]
+    assert parts._cuts(copied(400, 20 << 20), launching) == [21, 63, 184]
+    assert parts._cuts(copied(2000, 16 << 10), launching) == []  # launching takes longer in any case
     for seconds in (copied(400, 20 << 20), copied(291, 55 << 20), copied(3000, 24 << 20)):
-        cuts = parts._cuts(seconds)
+        cuts = parts._cuts(seconds, launching)
         assert parts._FIRST_PART <= cuts[0] < 50
         for one, after in itertools.pairwise(np.split(seconds, cuts)):
-            assert parts._PART_SECONDS + len(after) * parts._LEAF_SECONDS <= one.sum()
+            assert parts._PART_SECONDS + len(after) * launching <= one.sum()
+
+
+def test_what_stays_on_its_device_is_spread_among_what_crosses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every part about as much of the one as of the other, the longest first."""
+    monkeypatch.setattr(parts, "_FEWEST_LEAVES", LEAVES)
+    rows, columns = rows_to_columns(0)
+    params = jax.device_put(tree(), rows)
+    crosses = {name: i % 2 == 0 for i, name in enumerate(params)}
+    dst = {name: columns if crosses[name] else rows for name in params}
+    (route,) = jreshard.plan(params, rows, dst).routes
+    order = parts._order(*parts._seconds(route))
+    names = list(params)
+    for which in (True, False):
+        sizes = [params[names[i]].size for i in order.tolist() if crosses[names[i]] is which]
+        assert sizes == sorted(sizes, reverse=True)
+    shares, largest = [], 0.0
+    for which in (True, False):
+        sizes = np.array([params[names[i]].size * (crosses[names[i]] is which) for i in order.tolist()])
+        shares.append(np.cumsum(sizes) / sizes.sum())
+        largest += sizes.max() / sizes.sum()
+    assert np.abs(shares[0] - shares[1]).max() < largest
+    assert crosses[names[order[0]]]
 
 
 @pytest.mark.usefixtures("three_parts")
-@pytest.mark.parametrize("transport", ["host", "nccl"])
-def test_other_transports_take_the_whole_route(transport: str) -> None:
+def test_between_cpu_devices_the_route_goes_whole() -> None:
     src, dst = shardings()
     (route,) = jreshard.plan(jax.device_put(tree(), src), src, dst).routes
-    assert parts.arranged(route, transport) is route
+    assert parts.arranged(route, "host") is route
+    assert parts.arranged(route, "nccl").part_ends == [4, 12, 20]
 
 
 @pytest.fixture
@@ -111,7 +134,7 @@ def made(monkeypatch: pytest.MonkeyPatch, three_parts: None) -> list[Route]:
         return made[-1]
 
     monkeypatch.setattr(parts, "arranged", arranged)
-    monkeypatch.setattr(parts, "_LEAF_SECONDS", 60 / parts._COPY_RATE)
+    monkeypatch.setattr(parts, "_LEAF_SECONDS", {"p2p": 60 / parts._COPY_RATE})
     monkeypatch.setattr(tables, "_CHUNK", 3)
     return made
 
