@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from repeats import repeats
 
 import jreshard
+from jreshard._runtime import parts
 
 pytestmark = pytest.mark.gpu
 
@@ -135,6 +136,23 @@ def test_large_boxes_in_many_waves(name: str, monkeypatch: pytest.MonkeyPatch) -
         params = jax.device_put(host, src)
         got = jreshard.transfer(params, src, dst, into=got, transport="nccl", timeout=60)
         oracle.assert_tree_holds(got, host, dst)
+
+
+@pytest.mark.parametrize("name", ["0 to 1", "rows of 0,1 to 1", "0 to columns of 0,1", "rows to columns", "permuted"])
+def test_many_parts(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if copying took longer than launching, so that the leaves go in parts."""
+    monkeypatch.setattr(parts, "_PART_SECONDS", 0.0)
+    monkeypatch.setattr(parts, "_LEAF_SECONDS", dict.fromkeys(parts._LEAF_SECONDS, 1000 / parts._COPY_RATE))
+    src_ids, src_spec, dst_ids, dst_spec = LAYOUTS[name]
+    src, dst = on(src_ids, src_spec), on(dst_ids, dst_spec)
+    old = None
+    for seed in range(3):
+        host = {f"w{i}": oracle.values((64, 8 * (1 + i % 5)), np.float32, 100 * seed + i) for i in range(80)}
+        params = jax.device_put(host, src)
+        old = jreshard.transfer(params, src, dst, into=old, **options)
+        oracle.assert_tree_holds(old, host, dst)
+    (route,) = jreshard.plan(params, src, dst).routes
+    assert len(parts.arranged(route, options["transport"]).part_ends) > 2
 
 
 def test_transports_in_turn() -> None:

@@ -47,7 +47,7 @@ def run(
     for process, count in enumerate(devices):
         own = ",".join(map(str, range(first, first + count)))
         first += 0 if shared else count
-        memory = 0.8 / len(devices) if shared else 0.4
+        memory = 0.7 / len(devices) if shared else 0.4
         environment = {**os.environ, "JAX_PLATFORMS": platform, "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{memory:.2f}"}
         environment["JRESHARD_TEST_TRANSPORT"] = transport
         environment["JRESHARD_TEST_PATIENCE"] = str(patience)
