@@ -8,6 +8,7 @@ from test_hosts import SCENARIOS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(repeats(300, 1200))]
 
+LINKING = {"linking_fails_on_one_side"}  # NCCL links processes in its own way
 PATIENCE = repeats(150, 600)
 
 
@@ -19,7 +20,8 @@ def two_gpus() -> None:
 @pytest.mark.parametrize("transport", ["p2p", "nccl"])
 @pytest.mark.parametrize("isolated", [False, True], ids=["one view", "isolated"])
 def test_scenarios(isolated: bool, transport: str) -> None:
-    outcomes = processes.run(*SCENARIOS, platform="cuda", isolated=isolated, transport=transport, patience=PATIENCE)
+    scenarios = [name for name in SCENARIOS if transport == "p2p" or name not in LINKING]
+    outcomes = processes.run(*scenarios, platform="cuda", isolated=isolated, transport=transport, patience=PATIENCE)
     processes.check(outcomes)
 
 
