@@ -97,13 +97,15 @@ def is_ready(x: Any) -> bool:
     return bool(_plain(x).is_ready())
 
 
-def addresses_of(x: Any) -> list[int]:
-    """The address of every shard of `x` in this process; no two devices have the same ones.
+def addresses_of(x: Any) -> list[tuple[Any, int]]:
+    """The device and the address of each shard in this process that is computed.
 
+    Asking another one for its address would wait for it, and with Python's lock held.
     Of the public ways to a shard `addressable_shards` takes up to ten times as long, and `addressable_data` gives one
     replica for all.
     """
-    return [shard.unsafe_buffer_pointer() for shard in _plain(x)._arrays]
+    shards = [shard for shard in _plain(x)._arrays if shard.is_ready()]
+    return [(next(iter(shard.sharding.device_set)), shard.unsafe_buffer_pointer()) for shard in shards]
 
 
 def row_major(x: Any) -> bool:

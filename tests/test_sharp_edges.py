@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from oracle import P, assert_holds, assert_tree_holds, cpus, mesh, named, numbers, put, values
 
 import jreshard
+from jreshard._runtime.launch import Launcher
 
 
 def test_params_over_the_memory_of_the_last_result():
@@ -31,8 +32,12 @@ def slow_source(sharding: NamedSharding, *, fails: bool) -> jax.Array:
             raise RuntimeError("the training step failed")
         return np.asarray(x)
 
-    step = jax.jit(lambda x: jax.pure_callback(work, jax.ShapeDtypeStruct(x.shape, x.dtype), x), out_shardings=sharding)
-    return step(jnp.ones((4, 4)))
+    def step(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(work, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    # On each device by itself: where one fails, none waits for it in a collective.
+    mapped = jax.shard_map(step, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=sharding.spec, check_vma=False)
+    return jax.jit(mapped)(jax.device_put(jnp.ones((4, 4)), sharding))
 
 
 @pytest.mark.parametrize(("src", "dst"), [([3], range(8)), (range(8), [3])], ids=str)
@@ -72,6 +77,62 @@ def test_failed_result_given_as_into_does_not_hold_up_the_source():
     assert time.monotonic() - begin < 30
     with pytest.raises(jax.errors.JaxRuntimeError):
         jax.block_until_ready(again)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_refits_after_a_failed_one_do_not_hold_up_their_sources():
+    """Each is over when the one before has failed, whose arrays it takes; also if the next one has taken its own."""
+    src, dst = named(mesh([0, 1]), "x"), named(mesh([2, 3]), "x")
+    params, others = (put(numbers((4, 4)), src) for _ in range(2))
+    weights = jreshard.transfer(slow_source(src, fails=True), src, dst, timeout=60)
+    weights = jreshard.transfer(params, src, dst, into=weights, timeout=60)
+    weights = jreshard.transfer(others, src, dst, into=weights, timeout=60)
+    begin = time.monotonic()
+    jax.block_until_ready(jax.jit(lambda x: x + 1, donate_argnums=0)(params))
+    assert time.monotonic() - begin < 30
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        jax.block_until_ready(weights)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=str)
+def test_params_over_the_memory_of_the_last_result_of_which_a_part_is_pending(order):
+    src, dst = named(mesh([0, 1]), "x"), named(mesh(order), "x")
+    old = jreshard.transfer(put(numbers((4, 4)), src), src, dst)
+    first, second = (
+        {shard.device: shard.data for shard in x.addressable_shards} for x in (old, slow_source(src, fails=False))
+    )
+    params = jax.make_array_from_single_device_arrays((4, 4), src, [first[cpus()[0]], second[cpus()[1]]])
+    assert not params.is_ready()
+    with pytest.raises(ValueError, match="memory of a leaf of params"):
+        jreshard.transfer(params, src, dst, into=old)
+    assert not old.is_deleted()
+    jax.block_until_ready(params)
+
+
+@pytest.mark.parametrize("donates", [False, True])
+def test_params_that_another_thread_takes_meanwhile(donates, monkeypatch):
+    """Where nothing holds them any more, right after they were published: wrong bytes must not pass for weights."""
+    src, dst = named(mesh([0])), named(mesh([1]))
+    params = [put(numbers((64, 64)), src) for _ in range(4)]
+    plan = jreshard.plan(params, src, dst)
+    jax.block_until_ready(plan.execute(params))
+    take = jax.jit(lambda x: x * 0, donate_argnums=0) if donates else lambda x: x.delete()
+    compiled = Launcher._publish.func
+
+    def publish(launcher):
+        (program,) = compiled(launcher)
+
+        def published(*operands):
+            token = jax.block_until_ready(program(*operands))
+            for x in params:
+                take(x)
+            return token
+
+        return [published]
+
+    monkeypatch.setattr(Launcher, "_publish", property(publish))
+    with pytest.raises(RuntimeError, match="deleted"):
+        plan.execute(params, timeout=60)
 
 
 def test_into_with_python_numbers():

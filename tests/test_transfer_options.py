@@ -227,6 +227,20 @@ def test_into_memory_of_the_host(replicas):
     assert_tree_holds(moved, {"w": value}, dst)
 
 
+def test_into_memory_that_is_lent_to_other_devices_too():
+    """To a leaf of params, and to another leaf of `into`: on each device it is another's."""
+    value, lent = {"w": values(SHAPE), "v": values(SHAPE, seed=1)}, lendable(values(SHAPE))
+    first, second = named(mesh([0])), named(mesh([1]))
+    params = {"w": jax.device_put(lent, first), "v": put(value["v"], first)}
+    into = {"w": jax.device_put(lent, second), "v": put(value["v"], second)}
+    moved = jreshard.transfer(params, first, second, into=into)
+    assert_tree_holds(moved, {**value, "w": lent}, second)
+    where = {"w": first, "v": second}
+    old = {name: jax.device_put(lent, where[name]) for name in where}
+    params = {name: put(value[name], named(mesh([2]))) for name in where}
+    assert_holds(jreshard.transfer(params, None, where, into=old)["v"], value["v"], second)
+
+
 def test_into_keeps_a_host_view_whole():
     """JAX never writes to memory that NumPy looks at; a refit must not either."""
     src, dst = ROUTES["disjoint"]()

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from jreshard._compat import is_ready, launching
+from jreshard._compat import deleted_among, is_ready, launching
 from jreshard._control import MismatchError
 from jreshard._deadline import Deadline
 from jreshard._leaves import describe
@@ -20,7 +20,7 @@ from jreshard._runtime.connection import Connection, NcclConnection, PullConnect
 from jreshard._runtime.differences import name_differences
 from jreshard._runtime.digest import digest
 from jreshard._runtime.native import Exchange, TransferError
-from jreshard._runtime.party import Party
+from jreshard._runtime.party import News, Party
 from jreshard._runtime.programs import Program, Programs
 from jreshard._runtime.watcher import watcher
 
@@ -146,17 +146,16 @@ class Launcher:
         if not self.party.takes_part:
             return self._elsewhere()
         with _in_order(deadline) if self._ordered else nullcontext(), self.party.news(deadline) as news:
-            exchange, call = self._meet(f"into={into is not None}, verify={verify}", deadline)
+            exchange, number = self._meet(f"into={into is not None}, verify={verify}", deadline)
+            call = _Call(exchange, number, news)
             try:
-                exchange.begin(call, deadline.left)
-                news.forward(call, exchange.abort)
+                exchange.begin(number, deadline.left)
+                news.forward(number, exchange.abort)
                 with launching():
-                    new = self._launch(exchange, call, published, into, deadline)
-                exchange.wait(call)
+                    new = self._launch(call, published, into, deadline)
+                exchange.wait(number)
             except BaseException as error:
-                reason = str(error) or type(error).__name__
-                news.tell(call, reason)  # first, for an abort may take seconds, and be interrupted itself
-                exchange.abort(call, f"jreshard: launching the transfer failed: {reason}")
+                call.fail(error)
                 if isinstance(error, ValueError | jax.errors.JaxRuntimeError) and _CORE in str(error):
                     # A handler's error, as XLA passes it on where a program runs in the thread that launches it.
                     raise TransferError(str(error)[str(error).index(_CORE) :]) from error
@@ -175,31 +174,27 @@ class Launcher:
             raise name_differences(error, lines, self.party, deadline) from None
 
     def _launch(
-        self,
-        exchange: Exchange,
-        call: int,
-        published: Sequence[Array],
-        into: Sequence[Array] | None,
-        deadline: Deadline,
+        self, call: "_Call", published: Sequence[Array], into: Sequence[Array] | None, deadline: Deadline
     ) -> list[Array]:
-        programs = self._programs
-        calls = programs.call_operands(call)
+        programs, exchange = self._programs, call.exchange
+        calls = programs.call_operands(call.number)
         steps = 0
 
-        def keep_watch(launched: Array, more_steps: int) -> None:
+        def keep_watch(token: Array, more_steps: int) -> None:
             nonlocal steps
             steps += more_steps
-            if exchange.steps_run(call) < steps:
-                watcher.watch(launched, exchange, call)
+            if exchange.steps_run(call.number) < steps:
+                watcher.watch(token, exchange, call.number)
             if programs.one_by_one and programs.releases_apart:  # or there is no other program
-                _let_run(launched, deadline)
+                _let_run(token, deadline)
 
         new: list[Array] = []
-        with _launched_beside(exchange, call) if self._waits else nullcontext() as beside:
+        with _launched_beside(call.fail) if self._waits else nullcontext() as beside:
             for part in range(self.parts):
                 new += self._launch_part(part, calls, published, into, keep_watch, beside)
-        # A release holds up its device, where the same device's receives must go first.
-        if self._releases_last and not exchange.release_now(call):
+        # A release holds up its device, where the same device's receives must go first. It refuses arrays that another
+        # thread has deleted or donated meanwhile.
+        if self._releases_last and (not exchange.release_now(call.number) or any(deleted_among(published))):
             self._releases[0](calls[0], *published)
         return new if programs.receives else self._elsewhere()
 
@@ -219,7 +214,7 @@ class Launcher:
             calls: what the source's and the destination's programs take as their call.
             published: all arrays to publish.
             into: all old arrays, if any.
-            keep_watch: to be told of each program's result, and how many steps of the call it has.
+            keep_watch: to be told of each program's token, and how many steps of the call it has.
             beside: launches the release meanwhile, if it is not to come last.
         """
         programs, leaves = self._programs, self._programs.leaves_of(part)
@@ -237,8 +232,8 @@ class Launcher:
                 beside(partial(self._releases[part], *operands))
         if not programs.receives:
             return []
-        new = (self._receive_new if into is None else self._receive_into)[part](calls[1], *old)
-        keep_watch(new[0], receiving)
+        new, token = (self._receive_new if into is None else self._receive_into)[part](calls[1], *old)
+        keep_watch(token, receiving)
         return list(new)
 
     def _elsewhere(self) -> list[Array]:
@@ -249,27 +244,49 @@ class Launcher:
         ]
 
 
-@contextmanager
-def _launched_beside(exchange: Exchange, call: int) -> Iterator[Callable[[Program], None]]:
-    """Has another thread launch what is handed over; all of it is launched when the context ends.
+class _Call:
+    """A call that is under way: its exchange and number, and the other processes, which have to hear if it fails."""
 
-    A device's queue may be full until the other side gets on.
+    def __init__(self, exchange: Exchange, number: int, news: News) -> None:
+        self.exchange, self.number = exchange, number
+        self._news, self._told = news, False
+
+    def fail(self, error: BaseException) -> None:
+        """Ends it everywhere, because of what went wrong here."""
+        reason = str(error) or type(error).__name__
+        if not self._told:  # first, for an abort may take seconds, and be interrupted itself
+            self._told = True
+            self._news.tell(self.number, reason)
+        self.exchange.abort(self.number, f"jreshard: launching the transfer failed: {reason}")
+
+
+@contextmanager
+def _launched_beside(fail: Callable[[BaseException], None]) -> Iterator[Callable[[Program], None]]:
+    """Has another thread launch what is handed over, for a device's queue may be full until the other side gets on.
+
+    All of it is launched when the context ends, or will not be. Who waits for whom, `fail` lets go.
     """
     pending: list[Future[None]] = []
 
     def launch(program: Program) -> None:
-        with launching():
-            program()
+        try:
+            with launching():
+                program()
+        except BaseException as error:
+            fail(error)
+            raise
 
     try:
         yield lambda program: pending.append(_release_thread.submit(launch, program))
-    except BaseException as error:
-        exchange.abort(call, f"jreshard: launching the transfer failed: {error}")  # lets the other thread go
-        raise
-    finally:
         wait(pending)  # what they wait for has the call's deadline
+    except BaseException as error:
         for future in pending:
-            future.result()
+            future.cancel()
+        fail(error)
+        wait(pending)
+        raise
+    for future in pending:
+        future.result()
 
 
 def _let_run(result: Array, deadline: Deadline) -> None:

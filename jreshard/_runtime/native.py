@@ -256,7 +256,8 @@ class Exchange:
     def steps_run(self, call: int) -> int:
         """How many publish and receive steps of the call have run: one a chunk on each device of this process.
 
-        0 where they run later than they are launched; more than there are when the call has ended.
+        0 where they run later than they are launched, between CPU devices; elsewhere more than there are once the call
+        has ended.
         """
         return int(self._lib.jreshard_steps_run(self.key, call))
 

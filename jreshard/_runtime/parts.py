@@ -21,8 +21,11 @@ def arranged(route: Route, transport: str) -> Route:
     if transport not in _LEAF_SECONDS or len(route.leaves) < _FEWEST_LEAVES:
         return route
     crossing, staying = _seconds(route)
-    order = _order(crossing, staying)
-    cuts = _cuts(crossing[order], _LEAF_SECONDS[transport])
+    launching = _LEAF_SECONDS[transport]
+    spread = (staying > crossing) & (staying > launching)
+    orders = [_order(crossing, staying, some) for some in (spread, np.zeros_like(spread))]
+    # Spread, they may leave too little between them to launch others meanwhile.
+    order, cuts = max(((order, _cuts(crossing[order], launching)) for order in orders), key=lambda found: len(found[1]))
     return route.in_parts([sorted(some.tolist()) for some in np.split(order, cuts)]) if cuts else route
 
 
@@ -38,25 +41,24 @@ def _seconds(route: Route) -> tuple[np.ndarray, np.ndarray]:
     return crossing, staying
 
 
-def _order(crossing: np.ndarray, staying: np.ndarray) -> np.ndarray:
-    """The leaves, longest first: those that keep links busy, and spread evenly among them those that do not.
+def _order(crossing: np.ndarray, staying: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """The leaves, those longest on links first; and evenly among them those in `spread`, longest on their device first.
 
     A part's copies begin when the one before has ended. If all that stays on its device came last, links would idle.
     """
-    on_links = crossing >= staying
 
     def progress(seconds: np.ndarray, which: np.ndarray, *, after: bool) -> tuple[np.ndarray, np.ndarray]:
         longest_first = np.flatnonzero(which)[np.argsort(-seconds[which], kind="stable")]
         share = seconds[longest_first] / max(seconds[which].sum(), np.finfo(float).tiny)
         return longest_first, np.cumsum(share) - (0 if after else share)
 
-    links, done = progress(crossing, on_links, after=False)
-    others, in_proportion = progress(staying, ~on_links, after=True)
+    links, done = progress(crossing, ~spread, after=False)
+    others, in_proportion = progress(staying, spread, after=True)
     return np.concatenate([links, others])[np.argsort(np.concatenate([done, in_proportion]), kind="stable")]
 
 
 def _cuts(seconds: np.ndarray, launching: float) -> list[int]:
-    """Where the parts after the first begin, given what copying each leaf takes, and launching any."""
+    """Where the parts after the first begin, given what each leaf takes on links, and launching any."""
 
     def launched_meanwhile(begin: int, end: int) -> int:
         return int((seconds[begin:end].sum() - _PART_SECONDS) / launching)

@@ -142,13 +142,16 @@ class Programs:
         return _compile(fn, [_call_struct(self._src), *self._published(items)], keep_unused=True)
 
     def compile_receive(self, part: int, *, into: bool) -> Program:
-        """`(call[, old arrays of the part…]) -> [new arrays]`; old arrays are donated and give their memory."""
+        """`(call[, old arrays of the part…]) -> ([new arrays], token)`; old arrays are donated and give their memory.
+
+        Users may delete the new arrays, but not the token.
+        """
         items = self._items[self.leaves_of(part)]
 
-        def receive(call: Array, *old: Array) -> list[Array]:
-            return self._receive(part, call, old)[0]
+        def receive(call: Array, *old: Array) -> tuple[list[Array], Array]:
+            return self._receive(part, call, old)[:2]
 
-        return self._compile_receiving(receive, [_call_struct(self._dst)], items, _results(items), into=into)
+        return self._compile_receiving(receive, [_call_struct(self._dst)], items, into=into)
 
     def compile_exchange(self, part: int, *, into: bool) -> Program:
         """`(call, published arrays of the part…[, old arrays…]) -> ([new arrays], token)`: publishes and receives.
@@ -160,18 +163,15 @@ class Programs:
 
         def exchange(call: Array, *arrays: Array) -> tuple[list[Array], Array]:
             call = self._publish(part, call, *arrays[: len(published)])
-            new, arrived = self._receive(part, call, arrays[len(published) :])
+            new, call, arrived = self._receive(part, call, arrays[len(published) :])
             return new, call if self.releases_apart else self._release(part, self._dst, call, arrived)
 
-        args = [_call_struct(self._src), *published]
-        out = _results(items), NamedSharding(self._dst, _ALIKE)
-        return self._compile_receiving(exchange, args, items, out, into=into)
+        return self._compile_receiving(exchange, [_call_struct(self._src), *published], items, into=into)
 
-    def _compile_receiving(
-        self, fn: Program, args: list[Any], items: Sequence[_Item], out: Any, *, into: bool
-    ) -> Program:
+    def _compile_receiving(self, fn: Program, args: list[Any], items: Sequence[_Item], *, into: bool) -> Program:
         old = self._old(items) if into else []
         donate = tuple(range(len(args), len(args) + len(old)))
+        out = _results(items), NamedSharding(self._dst, _ALIKE)
         return _compile(fn, [*args, *old], out_shardings=out, donate_argnums=donate, keep_unused=True)
 
     # Each chunk is mapped over the mesh by itself: XLA's time is quadratic in the operands of what is mapped at once.
@@ -191,8 +191,8 @@ class Programs:
 
     def _receive(
         self, part: int, call: Array, old: Sequence[Array]
-    ) -> tuple[list[Array], list[tuple[Array, PartitionSpec]]]:
-        """The new arrays; and for each chunk something that is there when it has arrived, and how that is laid out."""
+    ) -> tuple[list[Array], Array, list[tuple[Array, PartitionSpec]]]:
+        """The new arrays; a token; and for each chunk something that is there when it has arrived, and its layout."""
         new: list[Array] = []
         arrived = []
         left = iter(old)
@@ -210,7 +210,7 @@ class Programs:
                 call = last  # what the next chunk waits for
             new += some
             arrived.append((last, last_spec))
-        return new, arrived
+        return new, call, arrived
 
     def _receive_chunk(self, chunk: int, items: Sequence[_Item], call: Array, *old: Array) -> tuple[list[Array], Array]:
         given = zip(items, old, strict=False)

@@ -27,10 +27,13 @@ class Watcher:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
-    def watch(self, result: Array, exchange: Exchange, call: int) -> None:
-        """Sees to it that the call ends when `result`, of one of its programs, turns out to be an error."""
-        if is_ready(result):
-            _abort_if_failed(result, exchange, call)
+    def watch(self, token: Array, exchange: Exchange, call: int) -> None:
+        """Sees to it that the call ends when `token`, which one of its programs returns, turns out to be an error.
+
+        Nobody else has it: results of users may be donated, and gone, before they fail.
+        """
+        if is_ready(token):
+            _abort_if_failed(token, exchange, call)
             return
         with self._lock:
             if not self._threads:
@@ -40,7 +43,7 @@ class Watcher:
                     self._threads.append(thread)
                 # A thread that waits for an array while Python ends would take the process down.
                 atexit.register(self._close)
-        self._queue.put((result, exchange, call))
+        self._queue.put((token, exchange, call))
 
     def _loop(self) -> None:
         while (watched := self._queue.get()) is not None:
@@ -55,12 +58,10 @@ class Watcher:
             thread.join(max(0.0, end - time.monotonic()))
 
 
-def _abort_if_failed(result: Array, exchange: Exchange, call: int) -> None:
+def _abort_if_failed(token: Array, exchange: Exchange, call: int) -> None:
     try:
-        jax.block_until_ready(result)
+        jax.block_until_ready(token)
     except Exception as error:  # whatever an input's computation raised is what the others get
-        if result.is_deleted():
-            return  # the caller has donated it to the next step meanwhile
         exchange.abort(call, f"jreshard: an array of this transfer failed: {error}")
 
 

@@ -205,8 +205,7 @@ JRESHARD_EXPORT bool jreshard_release_now(int64_t key, uint32_t call) {
   return opened && opened->calls().release_now(call);
 }
 
-// How many publish and receive steps of the call have run on devices of this process, where that can be told; more than
-// there are when it has ended.
+// How many publish and receive steps of the call have run on devices of this process (see Exchange).
 JRESHARD_EXPORT int jreshard_steps_run(int64_t key, uint32_t call) {
   auto opened = jreshard::find_opened(key);
   return opened ? opened->calls().steps_run(call) : 0;

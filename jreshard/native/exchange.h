@@ -16,7 +16,8 @@ class Exchange {
   virtual bool begin(CallId id, double timeout_s) = 0;
   virtual bool release_now(CallId id) = 0;
   // How many publish and receive steps of the call have run so far, on ranks of this process: what was launched for
-  // those cannot fail any more without the call's knowing. 0 where steps run later than they are launched.
+  // those cannot fail any more without the call's knowing. More than there are when it has ended; always 0 where steps
+  // run later than they are launched.
   virtual int steps_run(CallId) const { return 0; }
   virtual void abort(CallId id, const std::string& reason) = 0;
   virtual void abort_all(const std::string& reason) = 0;

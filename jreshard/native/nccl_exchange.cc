@@ -19,6 +19,8 @@ constexpr std::chrono::seconds kDrainPatience(5);
 constexpr std::chrono::seconds kWaitPatience(1);
 constexpr std::chrono::microseconds kPoll(20);
 
+std::runtime_error unfit() { return std::runtime_error("jreshard: a program does not fit its plan"); }
+
 std::vector<bool> local_ranks(int ranks, const std::map<int, int>& ordinals) {
   std::vector<bool> local(ranks);
   for (const auto& [rank, ordinal] : ordinals) local.at(rank) = true;
@@ -87,7 +89,7 @@ bool NcclExchange::begin(CallId id, double timeout_s) {
   call_ = std::make_unique<Call>(Call{id, deadline, timeout_s, expire_at(deadline, id), "", false, 0});
   for (auto& [rank, device] : devices_) {
     device.published.assign(plan_.sends(rank) ? plan_.num_chunks() : 0, false);
-    device.released = 0;
+    device.received = device.released = 0;
     device.launches_left = (plan_.sends(rank) ? 1 : 0) + (plan_.receives(rank) ? plan_.num_chunks() : 0);
   }
   return true;
@@ -249,7 +251,7 @@ bool NcclExchange::busy() const {
 void NcclExchange::check_fits(int chunk, size_t arrays) const {
   if (chunk < 0 || chunk >= plan_.num_chunks() ||
       arrays != static_cast<size_t>(plan_.chunk_end(chunk) - plan_.chunk_begin(chunk))) {
-    throw std::runtime_error("jreshard: a program does not fit its plan");
+    throw unfit();
   }
 }
 
@@ -308,10 +310,16 @@ void NcclExchange::receive(int rank, int chunk, const std::vector<void*>& result
   // The last result is the token for which the next chunk's call waits.
   const Targets arrays(results.begin(), results.empty() ? results.end() : results.end() - 1);
   check_fits(chunk, arrays.size());
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    check_open();
+    if (chunk != devices_.at(rank).received) throw unfit();
+  }
   launch(
       rank, {chunk, chunk + 1}, stream,
       [&](Device& device, Clock::time_point deadline) { run_waves(device, rank, chunk, arrays, stream, deadline); },
       [&](Device& device) {
+        ++device.received;
         --device.launches_left;
         if (call_) ++call_->steps_run;
       });
@@ -323,7 +331,7 @@ void NcclExchange::release(int rank, int end, cuda::Stream stream) {
     std::lock_guard<std::mutex> lock(mutex_);
     check_open();
     begin = devices_.at(rank).released;  // its releases come one after the other
-    if (end <= begin || end > plan_.num_chunks()) throw std::runtime_error("jreshard: a program does not fit its plan");
+    if (end <= begin || end > plan_.num_chunks()) throw unfit();
   }
   launch(
       rank, {begin, end}, stream,

@@ -72,7 +72,7 @@ class NcclExchange : public GpuExchange, public Forwarder::Target {
     cuda::Event done = nullptr;        // after the last launch so far
     std::vector<const void*> sources;  // [leaf], where the rank sends
     std::vector<bool> published;       // [chunk], where the rank sends: whether its arrays are known
-    int released = 0;                  // chunks
+    int received = 0, released = 0;    // chunks
     int launches_left = 0;             // launches that enqueue something, and have not yet
   };
   struct Call {

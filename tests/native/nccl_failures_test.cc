@@ -66,6 +66,7 @@ std::vector<std::string> errors_where_fails(const std::string& function, int n) 
   NcclWorld world({0, 0, 1, 0}, n + 1);
   world.connect();
   Transfers t(world, every_kind_of_box(), kSlot);
+  t.in_parts = n % 2;
   function[0] == 'n' ? world.nccl.fail(function, n) : world.driver.fail(function, n);
   std::vector<std::string> errors;
   {
@@ -378,6 +379,38 @@ void test_programs_that_do_not_fit() {
   check_over(world, t);
 }
 
+// Steps are counted, and chunks received and released in their order only.
+void test_steps_in_their_order() {
+  NcclWorld world({0, 0}, 1);
+  world.connect();
+  Plan plan = one_box(9);
+  plan.table.leaf_template.assign(3, 0);
+  Transfers t(world, plan, kSlot);
+  NcclExchange& exchange = t.exchange(0);
+  const std::string unfit = "jreshard: a program does not fit its plan";
+  CHECK(exchange.begin(1, kLong));
+  CHECK(exchange.steps_run(1) == 0);
+  t.publish_chunk(1, 0, 0);
+  CHECK_TEXT(error_of([&] { t.receive_chunk(1, 1, 1); }), unfit);
+  t.receive_chunk(1, 1, 0);
+  t.release_chunks(0, 1);
+  CHECK(exchange.steps_run(1) == 2);
+  for (int chunk : {1, 2}) t.publish_chunk(1, 0, chunk);
+  for (int end : {1, 4}) CHECK_TEXT(error_of([&] { t.release_chunks(0, end); }), unfit);
+  t.release_chunks(0, 3);
+  CHECK_TEXT(error_of([&] { t.release_chunks(0, 3); }), unfit);
+  for (int chunk : {1, 2}) t.receive_chunk(1, 1, chunk);
+  CHECK(exchange.steps_run(1) == 6);
+  world.driver.run_all();
+  exchange.wait(1);
+  CHECK(exchange.steps_run(1) > 6);
+  t.check_and_reuse(1, 0);
+  CHECK(exchange.begin(kFailing, kLong));
+  exchange.abort(kFailing, "enough");
+  CHECK(exchange.steps_run(kFailing) > 6);
+  check_over(world, t);
+}
+
 void test_staging_memory() {
   NcclWorld world({0, 0}, 1);
   world.connect();
@@ -448,6 +481,7 @@ int main() {
       {"a_call_of_another_plan_finds_the_communicator_broken",
        test_a_call_of_another_plan_finds_the_communicator_broken},
       {"programs_that_do_not_fit", test_programs_that_do_not_fit},
+      {"steps_in_their_order", test_steps_in_their_order},
       {"staging_memory", test_staging_memory},
       {"aborts_that_hang", test_aborts_that_hang},
   });

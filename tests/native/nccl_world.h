@@ -3,9 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -111,6 +113,8 @@ class Transfers {
     }
   }
 
+  bool in_parts = false;  // whether run() launches each chunk by itself
+
   int num_ranks() const { return parsed_.num_ranks(); }
   int num_chunks() const { return parsed_.num_chunks(); }
   bool sends(int rank) const { return parsed_.sends(rank); }
@@ -191,10 +195,10 @@ class Transfers {
     });
     if (!first.empty()) return first;
     hear(id, process);
-    if (id % 2) {
-      launch(id, process, attempt);
-    } else {
+    if (in_parts) {
       launch_in_parts(id, process, attempt);
+    } else {
+      launch(id, process, attempt);
     }
     if (first.empty()) attempt([&] { exchange(process).wait(id); });
     if (first.empty()) check_and_reuse(id, process);
@@ -210,20 +214,42 @@ class Transfers {
     }
     at_once(std::move(launches));
   }
-  // The same where each chunk is launched by itself.
+  // The same where each chunk is launched by itself, and one thread launches all releases, one after the other.
   template <typename Attempt>
   void launch_in_parts(uint32_t id, int process, Attempt attempt) {
-    for (int chunk = 0; chunk < num_chunks(); ++chunk) {
-      std::vector<std::function<void()>> launches;
-      for (int rank : ranks_of(process)) {
-        if (sends(rank)) {
-          attempt([&] { publish_chunk(id, rank, chunk); });
-          launches.push_back([=] { attempt([&] { release_chunks(rank, chunk + 1); }); });
+    std::mutex mutex;
+    std::condition_variable changed;
+    int published = 0;
+    std::thread releasing([&] {
+      for (int chunk = 0; chunk < num_chunks(); ++chunk) {
+        {
+          std::unique_lock<std::mutex> lock(mutex);
+          changed.wait(lock, [&] { return published > chunk; });
         }
-        if (receives(rank)) launches.push_back([=] { attempt([&] { receive_chunk(id, rank, chunk); }); });
+        on_each(process, [&](int rank) {
+          if (sends(rank)) attempt([&] { release_chunks(rank, chunk + 1); });
+        });
       }
-      at_once(std::move(launches));
+    });
+    for (int chunk = 0; chunk < num_chunks(); ++chunk) {
+      for (int rank : ranks_of(process)) {
+        if (sends(rank)) attempt([&] { publish_chunk(id, rank, chunk); });
+      }
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        ++published;
+      }
+      changed.notify_all();
+      on_each(process, [&](int rank) {
+        if (receives(rank)) attempt([&] { receive_chunk(id, rank, chunk); });
+      });
     }
+    releasing.join();
+  }
+  void on_each(int process, const std::function<void(int rank)>& action) {
+    std::vector<std::function<void()>> actions;
+    for (int rank : ranks_of(process)) actions.push_back([&action, rank] { action(rank); });
+    at_once(std::move(actions));
   }
   // Calls in all processes, which need not keep pace with each other. Returns the first errors.
   std::vector<std::string> run_everywhere(uint32_t id, double timeout_s = kLong) {

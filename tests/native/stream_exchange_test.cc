@@ -101,9 +101,14 @@ class Transfers {
   // A whole call from one thread. In between the devices get on with about so many pieces of work at a time.
   void call(uint32_t id, int work) {
     CHECK(exchange->begin(id, kLong));
-    each_rank(work, [&](int rank) { publish(id, rank); });
-    each_rank(work, [&](int rank) { receive(id, rank); });
+    int steps = 0;
+    CHECK(exchange->steps_run(id) == steps);
+    each_rank(work, [&](int rank) { publish(id, rank), steps += parsed_.sends(rank) ? parsed_.num_chunks() : 0; });
+    CHECK(exchange->steps_run(id) == steps);
+    each_rank(work, [&](int rank) { receive(id, rank), steps += parsed_.receives(rank) ? parsed_.num_chunks() : 0; });
+    CHECK(exchange->steps_run(id) >= steps);
     each_rank(work, [&](int rank) { release(id, rank); });
+    CHECK(exchange->steps_run(id) > steps);  // it has ended
   }
   // The same where each chunk is launched by itself.
   void call_in_parts(uint32_t id, int work) {

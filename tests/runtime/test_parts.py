@@ -1,4 +1,4 @@
-"""Routes that are launched in parts, as those between GPUs are where copy engines carry them."""
+"""Routes that are launched in parts, as those between GPUs are."""
 
 import itertools
 import time
@@ -61,7 +61,7 @@ def test_the_largest_leaves_go_first() -> None:
 
 
 @pytest.mark.usefixtures("three_parts")
-def test_what_stays_on_its_device_takes_no_time() -> None:
+def test_where_nothing_crosses_there_is_one_part() -> None:
     src, _ = shardings()
     (route,) = jreshard.plan(jax.device_put(tree(), src), src, src).routes
     assert parts.arranged(route, "p2p") is route
@@ -102,7 +102,8 @@ def test_what_stays_on_its_device_is_spread_among_what_crosses(monkeypatch: pyte
     crosses = {name: i % 2 == 0 for i, name in enumerate(params)}
     dst = {name: columns if crosses[name] else rows for name in params}
     (route,) = jreshard.plan(params, rows, dst).routes
-    order = parts._order(*parts._seconds(route))
+    crossing, staying = parts._seconds(route)
+    order = parts._order(crossing, staying, staying > crossing)
     names = list(params)
     for which in (True, False):
         sizes = [params[names[i]].size for i in order.tolist() if crosses[names[i]] is which]
@@ -116,12 +117,41 @@ def test_what_stays_on_its_device_is_spread_among_what_crosses(monkeypatch: pyte
     assert crosses[names[order[0]]]
 
 
+@pytest.mark.parametrize("rows", [1, 20])
+def test_what_stays_does_not_keep_links_waiting(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves that are copied in no time, or are so many that the host is busy, come last: parts are those of the rest.
+
+    Spread, they would leave too little on the links of each part to launch the next meanwhile.
+    """
+    monkeypatch.setattr(parts, "_COPY_RATE", 4e6)  # as if all were 100,000 times as large
+    monkeypatch.setattr(parts, "_LOCAL_RATE", 4e6)
+    src, dst = rows_to_columns(0)
+    crossing = {f"w{i:03}": jax.ShapeDtypeStruct((16, 12), np.float32, sharding=src) for i in range(100)}
+    staying = {f"x{i:03}": jax.ShapeDtypeStruct((2, rows), np.float32, sharding=src) for i in range(100)}
+
+    def ends(*trees: dict[str, Any]) -> list[int]:
+        params = {name: leaf for tree in trees for name, leaf in tree.items()}
+        where = {name: dst if name in crossing else src for name in params}
+        (route,) = jreshard.plan(params, src, where).routes
+        return parts.arranged(route, "p2p").part_ends
+
+    alone, beside = ends(crossing), ends(crossing, staying)
+    assert len(alone) > 2
+    assert beside[: len(alone) - 1] == alone[:-1]
+
+
+@pytest.mark.usefixtures("three_parts")
+def test_transfers_over_nccl_go_in_parts() -> None:
+    src, dst = shardings()
+    (route,) = jreshard.plan(jax.device_put(tree(), src), src, dst).routes
+    assert parts.arranged(route, "nccl").part_ends == [4, 12, 20]
+
+
 @pytest.mark.usefixtures("three_parts")
 def test_between_cpu_devices_the_route_goes_whole() -> None:
     src, dst = shardings()
     (route,) = jreshard.plan(jax.device_put(tree(), src), src, dst).routes
     assert parts.arranged(route, "host") is route
-    assert parts.arranged(route, "nccl").part_ends == [4, 12, 20]
 
 
 @pytest.fixture
