@@ -46,9 +46,8 @@ ffi::Error receive(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::Re
 
 ffi::Error release(cuda::Stream stream, int32_t ordinal, ffi::AnyBuffer, ffi::RemainingArgs,
                    ffi::Result<ffi::AnyBuffer>, int64_t key, int64_t end) {
-  return with_exchange(key, ordinal, [&](GpuExchange& exchange, int rank) {
-    exchange.release(rank, static_cast<int>(end), stream);
-  });
+  return with_exchange(key, ordinal,
+                       [&](GpuExchange& exchange, int rank) { exchange.release(rank, static_cast<int>(end), stream); });
 }
 
 }  // namespace
