@@ -120,8 +120,10 @@ def _check(job: _Job, way: Contender) -> dict[str, Any]:
         return found
     if way.kind == DEVICE_PUT and found["first_s"] >= _ENOUGH_SECONDS:
         return found | {"tried_s": found["first_s"], "ready_s": [found["first_s"]], "returned_s": [found["first_s"]]}
+    if not way.reuses:
+        result = None  # there may not be room for two
     start = time.perf_counter()
-    job.move(way, result if way.reuses else None)
+    job.move(way, result)
     tried = {"tried_s": time.perf_counter() - start}
     return found | agree(job.context.gather(tried), "tried_s")
 
