@@ -3,12 +3,14 @@
 import io
 import json
 import time
+import weakref
 from dataclasses import replace
 from typing import Any
 
 import jax
 import pytest
 
+import jreshard
 from jreshard.bench import measure, memory
 from jreshard.bench.cases import CASES
 from jreshard.bench.contenders import Contender
@@ -71,6 +73,24 @@ def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for result in (run_case(context, "one", CASES["one"], SCALE, []), run_memory(context, CASES["one"], SCALE)):
         assert result["contenders"] == {}
         assert result["skipped"] == "it needs 207 KiB in all; 900 B can be used"
+
+
+def test_there_need_be_room_for_one_result_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    transfer, results, alive = jreshard.transfer, [], 0
+
+    def counted(*args: Any, into: Any, **options: Any) -> Any:
+        nonlocal alive
+        if into is None:
+            alive += sum(x is not None and not x.is_deleted() for x in (result() for result in results))
+        moved = transfer(*args, into=into, **options)
+        results.extend(map(weakref.ref, jax.tree.leaves(moved)))
+        return moved
+
+    monkeypatch.setattr(jreshard, "transfer", counted)
+    context, _ = make_context()
+    run_case(context, "one", CASES["one"], SCALE, ["device_put"])
+    assert len(results) > 4
+    assert alive == 0
 
 
 def test_without_time_nothing_more_is_tried() -> None:
