@@ -219,6 +219,6 @@ def test_nothing_is_left_of_a_hundred_groups(hub):
     for _ in range(100):
         once()
     assert descriptors() < before[0] + 10
-    assert threading.active_count() == before[1]
+    assert threading.active_count() <= before[1]  # a thread of an earlier test may have ended meanwhile
     assert not hub._rooms
     assert not hub._pending
