@@ -5,9 +5,9 @@
 Moves arrays that are too small for their bytes to matter, into old ones, and splits the time from call to ready: what
 Python does before the first launch, the launch of each program, the rest until the call returns, and from there until
 JAX tells that all is ready. Beside it, what a program of as many operands costs that does nothing: no transfer that
-makes JAX arrays can take less. All of it in a row, and after pauses as long as moving some gigabytes takes: then caches
-are cold and threads asleep. Medians in microseconds. Uses two devices of the default backend, or the one that there is;
-simulated ones where there is only a CPU.
+launches all at once can take less. All of it in a row, and after pauses as long as moving some gigabytes takes: then
+caches are cold and threads asleep. Medians in microseconds. Uses two devices of the default backend, or the one that
+there is; simulated ones where there is only a CPU.
 """
 
 import argparse
