@@ -65,7 +65,6 @@ class Launcher:
         self._connection: Connection = (NcclConnection if self._waits else PullConnection)(route, self.party)
         self._programs = Programs(route, src_dtypes, self._connection.key, in_order=self._waits)
         self.parts = len(route.part_ends)
-        self._releases_last = self._programs.sends and self._programs.releases_apart and not self._waits
         self._leaves, self._src_dtypes = route.leaves, src_dtypes
         self._what = f"{len(route.leaves)} leaves {_digest(route, src_dtypes)}"
         self._ordered = not self.party.alone or route.devices[0].platform == "gpu"
@@ -194,7 +193,8 @@ class Launcher:
                 new += self._launch_part(part, calls, published, into, keep_watch, beside)
         # A release holds up its device, where the same device's receives must go first. It refuses arrays that another
         # thread has deleted or donated meanwhile.
-        if self._releases_last and (not exchange.release_now(call.number) or any(deleted_among(published))):
+        last = programs.sends and programs.releases_apart and not self._waits
+        if last and (not exchange.release_now(call.number) or any(deleted_among(published))):
             self._releases[0](calls[0], *published)
         return new if programs.receives else self._elsewhere()
 

@@ -1,12 +1,15 @@
 // An exchange whose steps are enqueued on the streams of GPUs, by handlers that run when a program is launched.
 #pragma once
 
+#include <stdexcept>
 #include <vector>
 
 #include "cuda_driver.h"
 #include "exchange.h"
 
 namespace jreshard {
+
+inline std::runtime_error unfit() { return std::runtime_error("jreshard: a program does not fit its plan"); }
 
 class GpuExchange : public Exchange {
  public:

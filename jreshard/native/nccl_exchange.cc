@@ -19,8 +19,6 @@ constexpr std::chrono::seconds kDrainPatience(5);
 constexpr std::chrono::seconds kWaitPatience(1);
 constexpr std::chrono::microseconds kPoll(20);
 
-std::runtime_error unfit() { return std::runtime_error("jreshard: a program does not fit its plan"); }
-
 std::vector<bool> local_ranks(int ranks, const std::map<int, int>& ordinals) {
   std::vector<bool> local(ranks);
   for (const auto& [rank, ordinal] : ordinals) local.at(rank) = true;
@@ -88,7 +86,7 @@ bool NcclExchange::begin(CallId id, double timeout_s) {
   const Clock::time_point deadline = deadline_in(timeout_s);
   call_ = std::make_unique<Call>(Call{id, deadline, timeout_s, expire_at(deadline, id), "", false, 0});
   for (auto& [rank, device] : devices_) {
-    device.published.assign(plan_.sends(rank) ? plan_.num_chunks() : 0, false);
+    device.published.assign(plan_.num_chunks(), !plan_.sends(rank));
     device.received = device.released = 0;
     device.launches_left = (plan_.sends(rank) ? 1 : 0) + (plan_.receives(rank) ? plan_.num_chunks() : 0);
   }
@@ -265,16 +263,15 @@ template <typename Action, typename Enqueued>
 void NcclExchange::launch(int rank, Chunks chunks, cuda::Stream stream, Action action, Enqueued enqueued) {
   Clock::time_point deadline;
   CallId id;
-  bool published = true;
+  bool published;
   Device& device = devices_.at(rank);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     check_open();
     deadline = call_->deadline;
     id = call_->id;
-    for (int chunk = chunks.begin; chunk < chunks.end; ++chunk) {
-      published = published && (!plan_.sends(rank) || device.published[chunk]);
-    }
+    const auto first = device.published.begin();
+    published = std::all_of(first + chunks.begin, first + chunks.end, [](bool known) { return known; });
     ++launching_;
   }
   try {

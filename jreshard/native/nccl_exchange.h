@@ -71,7 +71,7 @@ class NcclExchange : public GpuExchange, public Forwarder::Target {
     cuda::Event joined = nullptr;      // a side stream has come to the end of the launch
     cuda::Event done = nullptr;        // after the last launch so far
     std::vector<const void*> sources;  // [leaf], where the rank sends
-    std::vector<bool> published;       // [chunk], where the rank sends: whether its arrays are known
+    std::vector<bool> published;       // [chunk]: whether what the rank sends of it is known
     int received = 0, released = 0;    // chunks
     int launches_left = 0;             // launches that enqueue something, and have not yet
   };

@@ -370,7 +370,7 @@ void StreamExchange::await_source(const CallPtr& call, int source, int chunk, in
 }
 
 void StreamExchange::release(int rank, int end, cuda::Stream stream) {
-  if (end != plan_.num_chunks()) throw std::runtime_error("jreshard: a program does not fit its plan");
+  if (end != plan_.num_chunks()) throw unfit();
   const Launch launch(*this, kRelease, rank);
   const CallPtr& call = launch.call;
   std::map<int, cuda::Event> copied;

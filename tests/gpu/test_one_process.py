@@ -10,6 +10,7 @@ import pytest
 from gpu_meshes import COLS, ROWS, WHOLE, on
 from jax.sharding import PartitionSpec as P
 from repeats import repeats
+from small_parts import launch_in_parts
 
 import jreshard
 from jreshard._runtime import parts
@@ -141,8 +142,7 @@ def test_large_boxes_in_many_waves(name: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("name", ["0 to 1", "rows of 0,1 to 1", "0 to columns of 0,1", "rows to columns", "permuted"])
 def test_many_parts(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As if copying took longer than launching, so that the leaves go in parts."""
-    monkeypatch.setattr(parts, "_PART_SECONDS", 0.0)
-    monkeypatch.setattr(parts, "_LEAF_SECONDS", dict.fromkeys(parts._LEAF_SECONDS, 1000 / parts._COPY_RATE))
+    launch_in_parts(monkeypatch, 1000)
     src_ids, src_spec, dst_ids, dst_spec = LAYOUTS[name]
     src, dst = on(src_ids, src_spec), on(dst_ids, dst_spec)
     old = None

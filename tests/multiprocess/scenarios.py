@@ -17,6 +17,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from repeats import clock, repeats
+from small_parts import launch_in_parts
 
 import jreshard
 from jreshard import _compat, _transfer
@@ -185,8 +186,7 @@ def many_parts() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "arranged", in_parts)
-        patch.setattr(parts, "_PART_SECONDS", 0.0)
-        patch.setattr(parts, "_LEAF_SECONDS", dict.fromkeys(parts._LEAF_SECONDS, 12_000 / parts._COPY_RATE))
+        launch_in_parts(patch, 12_000)
         _transfer._plans._plans.clear()
         many_leaves()
     assert len(made[0].part_ends) > 2

@@ -1,7 +1,6 @@
 """What another thread launches for a transfer, and what becomes of it when something goes wrong."""
 
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -79,12 +78,12 @@ def test_a_failure_is_told_at_once() -> None:
 
 
 def test_an_interrupt_while_all_is_launched_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told()
-    waits: list[Callable[..., object]] = []
+    told, waits = Told(), 0
 
     def interrupted(pending: object) -> None:
-        waits.append(interrupted)
-        if len(waits) == 1:
+        nonlocal waits
+        waits += 1
+        if waits == 1:
             raise KeyboardInterrupt
 
     monkeypatch.setattr("jreshard._runtime.launch.wait", interrupted)
@@ -98,5 +97,5 @@ def test_an_interrupt_while_all_is_launched_is_told(monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         is_interrupted()
     assert isinstance(told.errors[0], KeyboardInterrupt)
-    assert len(waits) == 2
+    assert waits == 2
     assert not late

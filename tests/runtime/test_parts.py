@@ -12,6 +12,7 @@ import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from relays import relayed
+from small_parts import launch_in_parts
 
 import jreshard
 from jreshard._planning import tables, turns
@@ -25,8 +26,7 @@ LEAVES = 20
 def three_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4, 8 and 8 leaves: eight are launched while the first four are copied, and eight while those after them."""
     monkeypatch.setattr(parts, "_FEWEST_LEAVES", LEAVES)
-    monkeypatch.setattr(parts, "_PART_SECONDS", 0.0)
-    monkeypatch.setattr(parts, "_LEAF_SECONDS", dict.fromkeys(("p2p", "nccl"), 140 / parts._COPY_RATE))
+    launch_in_parts(monkeypatch, 140)
 
 
 def rows_to_columns(first: int) -> tuple[NamedSharding, NamedSharding]:
@@ -94,9 +94,8 @@ def test_parts_are_launched_while_the_one_before_is_copied() -> None:
             assert parts._PART_SECONDS + len(after) * launching <= one.sum()
 
 
-def test_what_stays_on_its_device_is_spread_among_what_crosses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stays_on_its_device_is_spread_among_what_crosses() -> None:
     """In every part about as much of the one as of the other, the longest first."""
-    monkeypatch.setattr(parts, "_FEWEST_LEAVES", LEAVES)
     rows, columns = rows_to_columns(0)
     params = jax.device_put(tree(), rows)
     crosses = {name: i % 2 == 0 for i, name in enumerate(params)}
@@ -164,7 +163,7 @@ def made(monkeypatch: pytest.MonkeyPatch, three_parts: None) -> list[Route]:
         return made[-1]
 
     monkeypatch.setattr(parts, "arranged", arranged)
-    monkeypatch.setattr(parts, "_LEAF_SECONDS", {"p2p": 60 / parts._COPY_RATE})
+    launch_in_parts(monkeypatch, 60)
     monkeypatch.setattr(tables, "_CHUNK", 3)
     return made
 
